@@ -1,0 +1,48 @@
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format test-engine property lock clean
+
+# Python cannot find itself, and so makes no virtual environment, where there is no PATH at all.
+ifndef PATH
+export PATH := /usr/local/bin:/usr/bin:/bin
+endif
+
+BIN := .venv/bin
+ARGS ?=
+
+help: ## Show what there is
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
+
+setup: .venv/.installed ## Make .venv from requirements-dev.lock (PYTHON=... names the interpreter)
+
+.venv/.installed: requirements-dev.lock pyproject.toml scripts/setup.sh
+	@PYTHON="$(PYTHON)" bash scripts/setup.sh
+
+demo: setup ## Play an agent against simulated engines, with reuse off and on (ARGS="--serve" stays up)
+	@$(BIN)/boomerang demo $(ARGS)
+
+test: setup ## Run every test that needs no real engine (ARGS go to pytest)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: setup ## Check style, types and import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup ## Put code into form, and fix what can be fixed safely
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test-engine: setup ## Run the tests against a real vLLM on the CPU (installs it once, outside the clone)
+	bash deploy/engine-cpu/install.sh
+	$(BIN)/python -m pytest tests/engine $(ARGS)
+
+property: setup ## The property test at full length
+	BOOMERANG_TURNS=20000 $(BIN)/python -m pytest -k property $(ARGS)
+
+lock: ## Pin all dependencies anew (ARGS="--upgrade" takes newer ones)
+	@bash scripts/lock.sh $(ARGS)
+
+clean: ## Remove what was made here
+	rm -rf .venv .venv-lock .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
+	find router tests bench -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,244 @@
+"""The only place that wires things together: settings in, an ASGI application and its tasks out."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from fastapi.responses import Response
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as HttpRequest
+from starlette.routing import Route
+
+from router import __version__, errors
+from router.engines.aiohttp_upstream import AiohttpUpstream
+from router.engines.upstream import Upstream
+from router.fleet.doubts import Doubts
+from router.fleet.node import Role
+from router.fleet.pool import Fleet
+from router.http import probes
+from router.http.models import ModelsRoute
+from router.http.openai import PATHS, InferenceRoute, OpenTurns
+from router.ledger.memory import MemoryLedger
+from router.ledger.store import LedgerStats
+from router.settings import Settings
+from router.supervise import repeat
+from router.telemetry import logs
+from router.telemetry.facts import Facts
+from router.telemetry.metrics import Metrics, StateCollector, build_info
+from router.turn.context import Context, RelaySettings
+from router.turn.handle import Lifetime
+from router.turn.relay import Relay
+
+SWEEP_EVERY_S = 1.0
+LOG = logging.getLogger("router")
+
+
+def relay_settings(settings: Settings) -> RelaySettings:
+    """The part of the settings that shapes turns."""
+    return RelaySettings(
+        lifetime=Lifetime(settings.decode_ttl_s, settings.deadline_margin_s, settings.decode_ttl_is_set),
+        verify=settings.verify,
+        answer_tokens=settings.answer_tokens,
+        threshold_tokens=settings.reuse_threshold_tokens,
+        take_share=settings.take_share,
+        connect_s=settings.connect_timeout_s,
+        prefill_s=settings.prefill_timeout_s,
+        pull_s=settings.pull_timeout_s,
+        first_token_s=settings.first_token_timeout_s,
+        decode_s=settings.decode_timeout_s,
+        idle_s=settings.idle_timeout_s,
+        expose_params=settings.expose_params,
+        explain_headers=settings.explain_headers,
+        api_key=settings.engine_api_key(),
+    )
+
+
+@dataclass(slots=True)
+class Router:
+    """A wired router. ``draining`` makes ``/ready`` answer 503."""
+
+    settings: Settings
+    context: Context
+    registry: CollectorRegistry
+    open_turns: OpenTurns
+    ledger_stats: LedgerStats
+    draining: bool = False
+
+    async def sweep(self) -> None:
+        """Drop what has expired, and take the sizes that a scrape shows."""
+        await self.context.ledger.sweep()
+        self.ledger_stats = await self.context.ledger.stats()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Background tasks run inside; connections are closed at the end."""
+        context = self.context
+        tasks = [
+            asyncio.create_task(
+                context.fleet.run(context.upstream, interval_s=self.settings.probe_interval_s), name="probe"
+            ),
+            asyncio.create_task(
+                repeat("sweep", self.sweep, SWEEP_EVERY_S, context.facts), name="sweep"
+            ),
+        ]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await context.ledger.close()
+            await context.upstream.close()
+
+
+def build(settings: Settings, *, upstream: Upstream | None = None) -> Router:
+    """A router for ``settings``. ``upstream`` replaces the HTTP client, for tests."""
+    facts = Facts(on_error=lambda error: LOG.error("a subscriber of facts failed: %r", error))
+    registry = CollectorRegistry()
+    context = Context(
+        upstream=upstream or AiohttpUpstream(keepalive_s=settings.engine_keepalive_s),
+        fleet=Fleet.of(settings.prefill, settings.decode, facts=facts),
+        ledger=MemoryLedger(
+            max_branches=settings.max_branches,
+            max_bytes=settings.max_ledger_bytes,
+            trace_ttl_s=settings.trace_ttl_s,
+            now=time.monotonic,
+        ),
+        facts=facts,
+        doubts=Doubts(),
+        settings=relay_settings(settings),
+        now=time.monotonic,
+    )
+    router = Router(settings, context, registry, OpenTurns(), LedgerStats(0, 0, 0, 0, 0, 0, 0))
+    facts.subscribe(Metrics(registry))
+    facts.subscribe(logs.FactLog())
+    for collector in (ProcessCollector, PlatformCollector, GCCollector):
+        collector(registry=registry)
+    registry.register(
+        StateCollector(
+            lambda: context.fleet.snapshot, lambda: router.ledger_stats, lambda: router.open_turns.count
+        )
+    )
+    build_info(registry, __version__, settings.verify)
+    return router
+
+
+def application(router: Router) -> FastAPI:
+    """The ASGI application: inference routes as plain ASGI, the rest as FastAPI routes."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with router.running():
+            yield
+
+    app = FastAPI(
+        title="Boomerang", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None
+    )
+    settings, context = router.settings, router.context
+    relay = Relay(context)
+    for path, endpoint in PATHS.items():
+        route = InferenceRoute(
+            relay, endpoint, router.open_turns, settings.max_body_bytes, settings.identity_header
+        )
+        app.router.routes.append(Route(path, route, methods=["POST"]))
+    app.router.routes.append(Route("/v1/models", ModelsRoute(context), methods=["GET"]))
+    _add_probes(app, router)
+    app.add_exception_handler(HTTPException, _refuse)
+    return app
+
+
+def _add_probes(app: FastAPI, router: Router) -> None:
+    fleet = router.context.fleet
+
+    @app.get("/live")
+    async def live() -> Response:
+        return _response(probes.live())
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        return _response(probes.ready(fleet.snapshot.nodes, draining=router.draining))
+
+    @app.get("/health")
+    async def health() -> Response:
+        cooling = router.context.doubts.cooling(router.context.now())
+        return _response(
+            probes.health(
+                fleet.snapshot.nodes, mode=router.settings.verify, draining=router.draining, cooling=cooling
+            )
+        )
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(generate_latest(router.registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+def _response(answer: probes.ProbeAnswer) -> Response:
+    return Response(answer.body, answer.status, media_type="application/json")
+
+
+async def _refuse(request: HttpRequest, error: Exception) -> Response:
+    """The framework's own refusals, in OpenAI's shape."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    path, method = request.url.path, request.method
+    told: errors.RequestError
+    if status == 405:
+        told = errors.MethodNotAllowed(f"{path} does not take {method}")
+    elif status == 404:
+        told = errors.NotFound(f"there is no route {path}")
+    else:
+        told = errors.BadRequest("the request cannot be read")
+    headers = dict(errors.error_headers(told))
+    if isinstance(error, HTTPException) and error.headers:
+        headers |= dict(error.headers)
+    return Response(errors.openai_error(told), errors.error_row(told).status, headers)
+
+
+class _Server(uvicorn.Server):
+    """Tells the router at once when it is to stop, so that ``/ready`` can say so on open connections."""
+
+    def __init__(self, config: uvicorn.Config, router: Router) -> None:
+        super().__init__(config)
+        self._router = router
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        self._router.draining = True
+        super().handle_exit(sig, frame)
+
+
+def serve(settings: Settings) -> int:
+    """Run the router until it is stopped; the process's exit code."""
+    logs.set_up(settings.log_format, settings.log_level)
+    router = build(settings)
+    LOG.info(
+        "boomerang %s: verify=%s store=%s prefill=%s decode=%s",
+        __version__,
+        settings.verify,
+        settings.store,
+        ",".join(settings.prefill),
+        ",".join(settings.decode),
+    )
+    config = uvicorn.Config(
+        application(router),
+        host=settings.host,
+        port=settings.port,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_keep_alive=round(settings.keepalive_s),
+        timeout_graceful_shutdown=round(settings.drain_s),
+    )
+    server = _Server(config, router)
+    server.run()
+    return 0 if server.started else 1

@@ -1,0 +1,393 @@
+"""``Upstream`` on aiohttp.
+
+What is asked of aiohttp beyond its defaults, and why:
+
+* **Nothing runs twice.** aiohttp repeats an idempotent request by itself when its connection turns out to be
+  dead. Whether a request may be repeated is the relay's decision, so that is off.
+* **Cancelled means closed.** A connection that is given up is aborted at once, whatever is still unwritten.
+* **Stale or broken** depends on two facts that aiohttp does not give: whether the connection had served
+  before, and whether a single byte of an answer came. ``Wire`` keeps both.
+* **A broken body never looks complete**, and what came of it before the break is still given out.
+* **Bytes through.** Bodies are not decompressed. We ask for ``accept-encoding: identity`` unless the caller
+  names one; the answer of an engine that compresses all the same is passed on as it is, ``content-encoding``
+  and all, so whoever looks into a body checks that header first.
+
+Connections are pooled per origin, without a limit, and so without a queue: admission is the fleet's part.
+"""
+
+import asyncio
+import re
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from types import TracebackType
+
+import aiohttp
+from aiohttp.client_middlewares import ClientHandlerType
+from aiohttp.http_exceptions import HttpProcessingError
+from yarl import URL
+
+from router.engines.aiohttp_wire import Body, Request, Wire, fail, unread, use_wires
+from router.engines.upstream import (
+    Answer,
+    AnswerStream,
+    Broken,
+    Call,
+    Limits,
+    NeverSent,
+    Stale,
+    TimedOut,
+    TooLarge,
+    Unsendable,
+    UpstreamError,
+)
+
+_READ_BUFFER_BYTES = 65_536
+"""Low-water mark of a body that nobody reads; the socket is paused at twice that."""
+_MAX_STATUS_LINE_BYTES = 8_192
+_MAX_HEADER_BYTES = 16_384
+_MAX_HEADERS = 128
+_DNS_TTL_S = 10
+
+_OF_THIS_HOP = frozenset(
+    {"connection", "content-length", "expect", "host", "keep-alive", "transfer-encoding"}
+)
+"""Ours to set. A second length would end a request where the engine thinks that another begins."""
+_NO_AUTOMATIC_HEADERS = ("accept", "accept-encoding", "content-type", "user-agent")
+
+_TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_TARGET = re.compile(r"/[\x21\x22\x24-\x7e]*")
+"""Printable ASCII without blanks, and without a fragment, which would be cut off."""
+
+
+class AiohttpUpstream:
+    """Talks to engines over HTTP/1.1. Belongs to the event loop of its first call.
+
+    ``keepalive_s``: idle connections are dropped after so long; keep it below the engines' own (vLLM: 5 s,
+    ``VLLM_HTTP_TIMEOUT_KEEP_ALIVE``). ``tls`` replaces the system's trust store; certificates are verified.
+    """
+
+    def __init__(self, *, keepalive_s: float = 4.0, tls: ssl.SSLContext | None = None) -> None:
+        if keepalive_s <= 0:
+            raise ValueError(f"keepalive_s must be positive, not {keepalive_s:g}")
+        self._keepalive_s = keepalive_s
+        self._tls = tls
+        self._session: aiohttp.ClientSession | None = None
+        self._closed = False
+        self._open: dict[str, int] = {}
+        self._exchanges: set[_Exchange] = set()
+
+    async def send(self, origin: str, call: Call) -> Answer:
+        """Send a request and read the answer whole, whatever its status. Raises UpstreamError."""
+        exchange = self._begin(origin, call)
+        try:
+            async with asyncio.timeout(None) as clock:
+                answer = await exchange.open(clock)
+                body = await answer.read()
+        except TimeoutError:
+            raise _late(call.limits) from None
+        finally:
+            self._end(exchange)
+        return Answer(answer.status, answer.headers, body)
+
+    def stream(self, origin: str, call: Call) -> "_Streamed":
+        """Send a request and give its answer as soon as the headers are there. Raises UpstreamError."""
+        return _Streamed(self, origin, call)
+
+    def open_calls(self) -> Mapping[str, int]:
+        """How many calls are running, by origin."""
+        return dict(self._open)
+
+    async def close(self) -> None:
+        """Close every connection; calls that are running end with an UpstreamError."""
+        self._closed = True
+        for exchange in tuple(self._exchanges):
+            exchange.close()
+        if self._session is not None:
+            await self._session.close()
+
+    def _begin(self, origin: str, call: Call) -> "_Exchange":
+        if self._closed:
+            raise NeverSent(f"{origin}: the client is closed")
+        if self._session is None:
+            self._session = self._new_session()
+        exchange = _Exchange(self._session, origin, call)
+        self._exchanges.add(exchange)
+        self._open[origin] = self._open.get(origin, 0) + 1
+        return exchange
+
+    def _end(self, exchange: "_Exchange") -> None:
+        exchange.close()
+        self._exchanges.discard(exchange)
+        left = self._open[exchange.origin] - 1
+        if left:
+            self._open[exchange.origin] = left
+        else:
+            del self._open[exchange.origin]
+
+    def _new_session(self) -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(
+            limit=0,
+            limit_per_host=0,
+            keepalive_timeout=self._keepalive_s,
+            ttl_dns_cache=_DNS_TTL_S,
+            ssl=self._tls if self._tls is not None else True,
+        )
+        use_wires(connector)
+        session = aiohttp.ClientSession(
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=_NO_AUTOMATIC_HEADERS,
+            request_class=Request,
+            auto_decompress=False,
+            trust_env=False,
+            read_bufsize=_READ_BUFFER_BYTES,
+            max_line_size=_MAX_STATUS_LINE_BYTES,
+            max_field_size=_MAX_HEADER_BYTES,
+            max_headers=_MAX_HEADERS,
+        )
+        session._retry_connection = False
+        return session
+
+
+class _Streamed:
+    """The context of a streamed call."""
+
+    def __init__(self, upstream: AiohttpUpstream, origin: str, call: Call) -> None:
+        self._upstream = upstream
+        self._origin = origin
+        self._call = call
+        self._exchange: _Exchange | None = None
+
+    async def __aenter__(self) -> AnswerStream:
+        exchange = self._upstream._begin(self._origin, self._call)
+        try:
+            async with asyncio.timeout(None) as clock:
+                answer = await exchange.open(clock)
+        except TimeoutError:
+            self._upstream._end(exchange)
+            raise _late(self._call.limits) from None
+        except BaseException:
+            self._upstream._end(exchange)
+            raise
+        self._exchange = exchange
+        return answer
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._exchange is not None:
+            exchange, self._exchange = self._exchange, None
+            self._upstream._end(exchange)
+
+
+class _Exchange:
+    """One call on its way."""
+
+    def __init__(self, session: aiohttp.ClientSession, origin: str, call: Call) -> None:
+        self.origin = origin
+        self._session = session
+        self._call = call
+        self._wire: Wire | None = None
+        self._clock: asyncio.Timeout | None = None
+        self._answer: _Answer | None = None
+        self._given_up = False
+
+    async def open(self, clock: asyncio.Timeout) -> "_Answer":
+        """Send the request and wait for the headers; ``clock`` is set when the request gets a connection.
+
+        Raises UpstreamError, or TimeoutError when ``clock`` runs out.
+        """
+        call, limits = self._call, self._call.limits
+        if not _TARGET.fullmatch(call.path) or not _TOKEN.fullmatch(call.method):
+            raise Unsendable(f"not a request line: {call.method!r} {call.path!r}")
+        headers = _headers(call.headers)
+        self._clock = clock
+        try:
+            response = await self._session.request(
+                call.method,
+                URL(self.origin + call.path, encoded=True),
+                headers=headers,
+                data=Body(call.body) if call.body else None,
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=None, connect=limits.connect_s),
+                middlewares=(self._attach,),
+            )
+        except aiohttp.InvalidURL as error:
+            raise Unsendable(f"not an origin: {self.origin}") from error
+        except aiohttp.ClientError as error:
+            raise self._fault(error) from error
+        except ValueError as error:
+            raise Unsendable(f"{self.origin}: {error}") from error
+        finally:
+            self._clock = None
+        self._answer = _Answer(self.origin, response, limits)
+        if response.status == 101:
+            raise Broken(f"{self.origin}: answered 101, which nobody had asked for")
+        return self._answer
+
+    def close(self) -> None:
+        """Close the connection at once, if the answer has not been read to its end."""
+        self._given_up = True
+        if self._answer is not None:
+            self._answer.close()
+        elif self._wire is not None:
+            self._wire.abort()
+
+    async def _attach(
+        self, request: aiohttp.ClientRequest, handler: ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        if isinstance(request, Request):
+            request.on_connection = self._connected
+        return await handler(request)
+
+    def _connected(self, wire: Wire) -> None:
+        self._wire = wire
+        answer_s = self._call.limits.answer_s
+        if self._clock is not None and answer_s is not None:
+            self._clock.reschedule(asyncio.get_running_loop().time() + answer_s)
+
+    def _fault(self, error: aiohttp.ClientError) -> UpstreamError:
+        """Which fault it was that came instead of the headers."""
+        text = _text(self.origin, error)
+        if self._wire is None:
+            return NeverSent(text)
+        if self._wire.uses > 1 and not self._wire.heard and not self._given_up:
+            return Stale(text)
+        return Broken(text)
+
+
+class _Answer:
+    """An answer whose body is still coming: the ``AnswerStream`` of a call."""
+
+    def __init__(self, origin: str, response: aiohttp.ClientResponse, limits: Limits) -> None:
+        self.status = response.status
+        # ISO-8859-1 maps each byte to itself, as ASGI does, so that a value goes on byte for byte.
+        self.headers = tuple(
+            (name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in response.raw_headers
+        )
+        self._origin = origin
+        self._response = response
+        self._limits = limits
+        self._fault: UpstreamError | None = None
+        self._loop = asyncio.get_running_loop()
+        self._waiting_since_s: float | None = None
+        self._watch: asyncio.TimerHandle | None = None
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """The body, as it arrives, each chunk as soon as it is there; raises UpstreamError."""
+        return _Chunks(self)
+
+    async def read(self) -> bytes:
+        """The whole rest of the body; raises UpstreamError, ``TooLarge`` past ``max_answer_bytes``."""
+        largest = self._limits.max_answer_bytes
+        pieces, size = [], 0
+        while piece := await self.next():
+            size += len(piece)
+            if size > largest:
+                self._fault = TooLarge(f"{self._origin}: the answer is larger than {largest} bytes")
+                self.close()
+                raise self._fault
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    async def next(self) -> bytes:
+        """What has come since the last time, or as soon as something comes; empty at the end."""
+        if self._fault is not None:
+            raise self._fault
+        content, idle_s = self._response.content, self._limits.idle_s
+        if idle_s is not None:
+            self._waiting_since_s = self._loop.time()
+            if self._watch is None:
+                self._watch = self._loop.call_later(idle_s, self._check_idle, idle_s)
+        try:
+            piece = await content.readany()
+        except TimedOut as late:
+            self._fault = late
+            raise
+        except (aiohttp.ClientError, OSError, HttpProcessingError) as error:
+            fault = self._broken(error)
+            piece = unread(content)
+            if not piece:
+                raise fault from error
+        finally:
+            self._waiting_since_s = None
+        if not piece:
+            self._stop_watch()
+        return piece
+
+    def close(self) -> None:
+        """Close the connection at once, if the body has not ended."""
+        self._stop_watch()
+        if self._fault is None and not self._response.content.at_eof():
+            self._fault = Broken(f"{self._origin}: closed by us before the body was read")
+        self._response.close()
+
+    def _broken(self, error: Exception) -> UpstreamError:
+        if self._fault is None:
+            self._fault = Broken(_text(self._origin, error))
+        return self._fault
+
+    def _check_idle(self, idle_s: float) -> None:
+        """End a wait that has lasted too long. One timer for the whole body, not one for each chunk."""
+        waited_s = 0.0
+        if self._waiting_since_s is not None:
+            waited_s = self._loop.time() - self._waiting_since_s
+        if waited_s < idle_s:
+            self._watch = self._loop.call_later(idle_s - waited_s, self._check_idle, idle_s)
+            return
+        self._watch = None
+        fail(self._response.content, TimedOut("idle", idle_s))
+
+    def _stop_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+
+
+class _Chunks:
+    """Iterates over a body. A plain object: a generator left early would linger until it is collected."""
+
+    def __init__(self, answer: _Answer) -> None:
+        self._answer = answer
+
+    def __aiter__(self) -> "_Chunks":
+        return self
+
+    async def __anext__(self) -> bytes:
+        if piece := await self._answer.next():
+            return piece
+        raise StopAsyncIteration
+
+
+def _late(limits: Limits) -> TimedOut:
+    return TimedOut("answer", limits.answer_s or 0.0)
+
+
+def _text(origin: str, error: Exception) -> str:
+    return f"{origin}: {str(error) or type(error).__name__}"
+
+
+def _headers(given: tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:
+    """The headers to send. Raises Unsendable on what would not be a header, or would be more than one."""
+    headers = []
+    encoding_named = False
+    for name, value in given:
+        if not _TOKEN.fullmatch(name) or _CONTROL.search(value):
+            raise Unsendable(f"not a header: {name!r}")
+        lower = name.lower()
+        if lower in _OF_THIS_HOP:
+            continue
+        encoding_named = encoding_named or lower == "accept-encoding"
+        headers.append((name, value if value.isascii() else _utf8(value)))
+    if not encoding_named:
+        headers.append(("accept-encoding", "identity"))
+    return headers
+
+
+def _utf8(value: str) -> str:
+    """Header text is bytes read as ISO-8859-1, and aiohttp writes UTF-8: keep UTF-8 as the bytes it was."""
+    try:
+        return value.encode("latin-1").decode("utf-8")
+    except UnicodeError:
+        return value

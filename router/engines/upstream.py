@@ -1,0 +1,123 @@
+"""What the relay needs of an HTTP client: two ways to call an engine, and errors it can decide on.
+
+The data path goes through this protocol so that the client behind it can be chosen by measurement. An
+implementation maps every fault of its own to one of the errors below; nothing else may come out, but for
+``asyncio.CancelledError``. One conformance suite (``tests/engines``) runs against each implementation.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class UpstreamError(Exception):
+    """An engine could not be talked to. ``sent`` tells whether it may have seen the request."""
+
+    sent = True
+
+
+class NeverSent(UpstreamError):
+    """No byte of the request left: refused, unresolvable, or no connection in time. Safe to send again."""
+
+    sent = False
+
+
+class Unsendable(NeverSent):
+    """The request itself cannot be put on the wire (a line break in a header): no other engine would help."""
+
+
+class Stale(UpstreamError):
+    """A reused connection was closed with no byte of an answer.
+
+    Engines close idle connections, so the request was most likely not read; it may have been.
+    """
+
+
+class Broken(UpstreamError):
+    """The engine broke the connection, or answered something that is not HTTP, after the request was sent."""
+
+
+class TimedOut(UpstreamError):
+    """One of our own time-outs passed. ``phase`` is ``connect``, ``answer`` or ``idle``."""
+
+    def __init__(self, phase: str, limit_s: float) -> None:
+        super().__init__(f"no {phase} within {limit_s:g} s")
+        self.phase, self.limit_s = phase, limit_s
+        self.sent = phase != "connect"
+
+
+class TooLarge(UpstreamError):
+    """An answer that is read whole was larger than ``Timeouts.max_answer_bytes``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one call, in seconds and bytes; ``None`` means no bound.
+
+    ``answer_s`` runs from the request being sent to the answer's headers (and, for ``send``, to its last
+    byte); ``idle_s`` is the longest gap between two reads of a body.
+    """
+
+    connect_s: float = 2.0
+    answer_s: float | None = None
+    idle_s: float | None = None
+    max_answer_bytes: int = 268_435_456
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One HTTP request to an engine. ``headers`` are complete but for host, length and connection."""
+
+    method: str
+    path: str
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes = b""
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer. Header names are lower case."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+
+    def header(self, name: str) -> str | None:
+        return next((value for key, value in self.headers if key == name), None)
+
+
+class AnswerStream(Protocol):
+    """An answer whose body is still coming."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """The body, as it arrives, each chunk as soon as it is there; raises UpstreamError."""
+
+    async def read(self) -> bytes:
+        """The whole rest of the body; raises UpstreamError."""
+
+
+class Upstream(Protocol):
+    """An HTTP client with one connection pool per engine.
+
+    Cancelling a call closes its connection at once: an engine learns from that that nobody waits any more.
+    """
+
+    async def send(self, origin: str, call: Call) -> Answer:
+        """Send a request and read the answer whole, whatever its status. Raises UpstreamError."""
+
+    def stream(self, origin: str, call: Call) -> AbstractAsyncContextManager[AnswerStream]:
+        """Send a request and give its answer as soon as the headers are there. Raises UpstreamError.
+
+        Leaving the context before the body has ended closes the connection.
+        """
+
+    def open_calls(self) -> Mapping[str, int]:
+        """How many calls are running, by origin."""
+
+    async def close(self) -> None:
+        """Close every connection."""

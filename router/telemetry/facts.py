@@ -1,0 +1,172 @@
+"""What happened, as frozen values. The core publishes facts; metrics, logs and pages subscribe.
+
+The core imports this module and none of the subscribers. A subscriber that raises is dropped from that
+publication, reported once, and never disturbs a turn.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class EndedBy(StrEnum):
+    """Who ended a turn."""
+
+    ENGINE = "engine"
+    """It ran to its end, or the engine refused it."""
+    CLIENT = "client"
+    ROUTER = "router"
+    """A time-out or a limit of ours, or our stop."""
+    FAULT = "fault"
+    """An engine broke or was not there."""
+
+
+class Phase(StrEnum):
+    """Where a turn is, or was when it ended early."""
+
+    PLAN = "plan"
+    VERIFY = "verify"
+    PREFILL = "prefill"
+    BETWEEN = "between"
+    FIRST_TOKEN = "first_token"  # noqa: S105 - a phase of a turn, not a secret
+    STREAM = "stream"
+    DONE = "done"
+
+
+class Outcome(StrEnum):
+    """What became of a handle, or of the hope for one."""
+
+    STORED = "stored"
+    USED = "used"
+    CUT = "cut"
+    """Used in part."""
+    DIVERGED = "diverged"
+    UNVERIFIABLE = "unverifiable"
+    """Neither the engine nor the router could prove it."""
+    FAILED = "failed"
+    """A prefill leg that carried it failed; the turn went cold."""
+    RELEASED = "released"
+    GIVEN_BACK = "given_back"
+    LOST = "lost"
+    """Taken, and the turn ended before it was of use."""
+    UNUSABLE = "unusable"
+    """D gave params that are not a handle for us."""
+    MISSING_PREFILL_PARAMS = "missing_prefill_params"
+    MISSING_DECODE_PARAMS = "missing_decode_params"
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEnded:
+    """One turn, however it ended. Times in seconds, None where it did not get that far."""
+
+    turn_id: str
+    client_id: str
+    conversation: str
+    endpoint: str
+    model: str
+    stream: bool
+    plan: str
+    reason: str
+    prefill: str
+    decode: str
+    status: int
+    """The HTTP status sent to the client; 499 where it left before one was."""
+    ended_by: EndedBy
+    phase: Phase
+    detail: str
+    """Why it did not end well; empty where it did."""
+    prompt_tokens: int | None
+    reused_tokens: int | None
+    completion_tokens: int | None
+    finish_reason: str
+    verify_s: float | None
+    prefill_s: float | None
+    gap_s: float | None
+    """Between the end of the prefill leg and the sending of the decode leg."""
+    first_byte_s: float | None
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class HandleFact:
+    """A handle's outcome. ``detail`` is a bounded word that says why."""
+
+    outcome: Outcome
+    node: str
+    tokens: int
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptMismatch:
+    """A prefill node read another prompt than was verified: its model is not trusted for reuse any more."""
+
+    model: str
+    node: str
+    verified_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class LegFailed:
+    """A leg that failed or was overdue. ``action`` says what the turn did then."""
+
+    turn_id: str
+    role: str
+    node: str
+    error: str
+    with_handle: bool
+    action: str
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerFailed:
+    """The ledger was not there for a turn, which went cold."""
+
+    operation: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChanged:
+    """A node's state, or the engine behind it, changed."""
+
+    node: str
+    role: str
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFailed:
+    """A supervised background task raised, and was started again."""
+
+    task: str
+    error: str
+
+
+Fact = TurnEnded | HandleFact | PromptMismatch | LegFailed | LedgerFailed | NodeChanged | TaskFailed
+Subscriber = Callable[[Fact], None]
+
+
+class Facts:
+    """The one place where facts are published."""
+
+    __slots__ = ("_on_error", "_subscribers")
+
+    def __init__(self, on_error: Callable[[Exception], None] | None = None) -> None:
+        self._subscribers: list[Subscriber] = []
+        self._on_error = on_error
+
+    def subscribe(self, subscriber: Subscriber) -> None:
+        self._subscribers.append(subscriber)
+
+    def publish(self, fact: Fact) -> None:
+        """Tell every subscriber, in order of subscription; never raises."""
+        for subscriber in self._subscribers:
+            try:
+                subscriber(fact)
+            except Exception as error:
+                if self._on_error is not None:
+                    with suppress(Exception):
+                        self._on_error(error)

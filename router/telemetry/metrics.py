@@ -1,0 +1,169 @@
+"""Every metric of the router, in one place: names, units, buckets, help. A subscriber to facts.
+
+Labels come from bounded sets: plans, reasons, outcomes, roles, node keys. Never ids, models or tenants.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from router.fleet.pool import Pool
+from router.ledger.store import LedgerStats
+from router.telemetry.facts import (
+    EndedBy,
+    Fact,
+    HandleFact,
+    LedgerFailed,
+    LegFailed,
+    PromptMismatch,
+    TaskFailed,
+    TurnEnded,
+)
+
+# The buckets of vLLM's own time_to_first_token_seconds, so that both can be laid over each other.
+TTFT_BUCKETS_S: Final = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
+    80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+GAP_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 30.0, 60.0)
+
+
+class Metrics:
+    """Counts facts. ``registry`` is the router's own, so that two routers in one process do not mix."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"boomerang_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(f"boomerang_{name}", text, labels, buckets=buckets, registry=registry)
+
+        self.turns = counter(
+            "turns", "Turns by plan, reason and who ended them.", "plan", "reason", "ended_by"
+        )
+        self.answers = counter("answers", "Turns by endpoint and HTTP status sent.", "endpoint", "status")
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of finished turns.", "plan")
+        self.reused_tokens = counter("reused_tokens", "Prompt tokens that no engine computed again.", "plan")
+        self.first_byte = histogram(
+            "time_to_first_byte_seconds",
+            "From the request to the first byte of its answer.",
+            TTFT_BUCKETS_S,
+            "plan",
+        )
+        self.prefill = histogram("prefill_leg_seconds", "Duration of prefill legs.", TTFT_BUCKETS_S, "plan")
+        self.verify = histogram(
+            "verify_seconds", "Time taken to compare a handle with the prompt in the router.", TTFT_BUCKETS_S
+        )
+        self.gap = histogram(
+            "prefill_decode_gap_seconds", "From the end of the prefill leg to the decode leg.", GAP_BUCKETS_S
+        )
+        self.handles = counter("handles", "What became of handles.", "outcome", "detail")
+        self.handle_tokens = counter("handle_tokens", "Tokens behind those handles.", "outcome")
+        self.leg_failures = counter(
+            "leg_failures",
+            "Legs that failed, and what the turn did.",
+            "role",
+            "node",
+            "action",
+            "with_handle",
+        )
+        self.departures = counter("client_departures", "Clients that left, by phase of the turn.", "phase")
+        self.mismatches = counter(
+            "prompt_mismatches", "Prompts a prefill node read otherwise than verified.", "node"
+        )
+        self.ledger_failures = counter("ledger_failures", "Turns that the ledger failed.", "operation")
+        self.task_failures = counter("task_failures", "Background tasks that raised.", "task")
+
+    def __call__(self, fact: Fact) -> None:
+        """Count one fact."""
+        match fact:
+            case TurnEnded():
+                self._turn(fact)
+            case HandleFact():
+                self.handles.labels(fact.outcome, fact.detail).inc()
+                self.handle_tokens.labels(fact.outcome).inc(fact.tokens)
+            case LegFailed():
+                with_handle = "yes" if fact.with_handle else "no"
+                self.leg_failures.labels(fact.role, fact.node, fact.action, with_handle).inc()
+            case PromptMismatch():
+                self.mismatches.labels(fact.node).inc()
+            case LedgerFailed():
+                self.ledger_failures.labels(fact.operation).inc()
+            case TaskFailed():
+                self.task_failures.labels(fact.task).inc()
+            case _:
+                pass
+
+    def _turn(self, turn: TurnEnded) -> None:
+        self.turns.labels(turn.plan, turn.reason, turn.ended_by).inc()
+        self.answers.labels(turn.endpoint, str(turn.status)).inc()
+        if turn.ended_by is EndedBy.CLIENT:
+            self.departures.labels(turn.phase).inc()
+        if turn.prompt_tokens:
+            self.prompt_tokens.labels(turn.plan).inc(turn.prompt_tokens)
+        if turn.reused_tokens:
+            self.reused_tokens.labels(turn.plan).inc(turn.reused_tokens)
+        for histogram, value in ((self.verify, turn.verify_s), (self.gap, turn.gap_s)):
+            if value is not None:
+                histogram.observe(value)
+        for by_plan, value in ((self.first_byte, turn.first_byte_s), (self.prefill, turn.prefill_s)):
+            if value is not None:
+                by_plan.labels(turn.plan).observe(value)
+
+
+class StateCollector(Collector):
+    """What is true at the moment of a scrape: nodes, open legs, the ledger's size."""
+
+    def __init__(
+        self,
+        pool: Callable[[], Pool],
+        ledger: Callable[[], LedgerStats],
+        open_turns: Callable[[], int],
+    ) -> None:
+        self._pool, self._ledger, self._open_turns = pool, ledger, open_turns
+
+    def collect(self) -> list[GaugeMetricFamily]:
+        """Called by prometheus-client at each scrape."""
+        nodes = self._pool().nodes
+        state = _gauge("node_state", "1 for the state that a node is in.", ("role", "node", "state"))
+        legs = _gauge("open_legs", "Legs of this router that are open on a node.", ("role", "node"))
+        for node in nodes:
+            state.add_metric((node.role, node.key, node.state), 1.0)
+            legs.add_metric((node.role, node.key), float(node.in_flight))
+        return [
+            state,
+            legs,
+            _value("open_turns", "Turns that are running.", self._open_turns()),
+            *_ledger_gauges(self._ledger()),
+        ]
+
+
+def _gauge(name: str, text: str, labels: tuple[str, ...]) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"boomerang_{name}", text, labels=labels)
+
+
+def _value(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"boomerang_{name}", text, value=value)
+
+
+def _ledger_gauges(stats: LedgerStats) -> list[GaugeMetricFamily]:
+    sizes: Mapping[str, tuple[str, int]] = {
+        "ledger_branches": ("Branches that the ledger knows.", stats.branches),
+        "ledger_boundaries": ("Boundaries that lead to branches.", stats.boundaries),
+        "ledger_handles": ("Handles that wait in the ledger.", stats.handles),
+        "ledger_bytes": ("Memory that the ledger takes, estimated.", stats.size_bytes),
+        "ledger_expired_handles": ("Handles that expired, since the start.", stats.expired_handles),
+        "ledger_evicted_handles": ("Handles evicted for room, since the start.", stats.evicted_handles),
+    }
+    return [_value(name, text, float(value)) for name, (text, value) in sizes.items()]
+
+
+def build_info(registry: CollectorRegistry, version: str, verify: str) -> None:
+    """A constant gauge that names version and mode."""
+    info = Gauge(
+        "boomerang_build_info", "Version and mode of the router.", ("version", "verify"), registry=registry
+    )
+    info.labels(version, verify).set(1)

@@ -1,0 +1,215 @@
+"""The decode leg, or the only leg of a turn that one node serves: bytes through, and the handle lifted out.
+
+A stream goes on event by event, as it comes. What is remembered is stored before the last bytes go out, so
+that a client's next turn cannot overtake it. A stream that breaks off never looks complete, and leaves
+nothing behind.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from router.engines.upstream import Answer, AnswerStream, Call, UpstreamError
+from router.telemetry.facts import EndedBy, LegFailed
+from router.turn import reading, sse, tap
+from router.turn.context import Client, Context
+from router.turn.legs import client_headers, decode_body, engine_headers, unsplit_body
+from router.turn.plan import Kind, Plan
+from router.turn.prefill import Prefilled, engine_verified, may_leave_handle
+from router.turn.record import Record
+from router.turn.refusal import Refused
+from router.turn.request import Request
+
+_EVENT_STREAM: Final = "text/event-stream"
+_UNBUFFERED: Final = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
+"""A proxy in front that buffers would turn a stream into a late whole."""
+
+
+class DecodeFailed(Exception):
+    """D answered what is no completion, or a server error. ``answer`` is its own, if that may be passed
+    on."""
+
+    def __init__(self, message: str, answer: Answer | None = None) -> None:
+        super().__init__(message)
+        self.answer = answer
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A decode leg that ended well. Times on the ledger's clock."""
+
+    answer: reading.Answer
+    sent_at_s: float
+    waited_from_s: float
+
+
+Remember = Callable[[Plan, Prefilled | None, "Ended"], Awaitable[None]]
+"""Puts what a turn left behind where the next one finds it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLeg:
+    """What one decode leg is made of."""
+
+    context: Context
+    request: Request
+    plan: Plan
+    prefilled: Prefilled | None
+    record: Record
+    client: Client
+    remember: Remember
+    explain: tuple[tuple[str, str], ...]
+
+    async def run(self) -> None:
+        """Send the leg and forward its answer.
+
+        Raises UpstreamError and DecodeFailed before the client got anything, and Refused for D's 4xx. After
+        the first byte nothing is raised: the stream ends in an error event.
+        """
+        request, settings = self.request, self.context.settings
+        node = self.plan.decode
+        lift_ids = self._wants_token_ids()
+        headers = engine_headers(request.headers, leg_id=self.record.leg_id("d"), api_key=settings.api_key)
+        answer_s = settings.first_token_s if request.stream else settings.decode_s
+        call = Call("POST", request.path, headers, self._body(lift_ids=lift_ids), settings.limits(answer_s))
+        tap_settings = tap.TapSettings(
+            lift_token_ids=lift_ids,
+            hide_token_ids=lift_ids and not request.wants_token_ids,
+            expose_params=settings.expose_params,
+        )
+        self.record.decode_sent()
+        sent_at_s = self.context.now()
+        with self.context.fleet.leg(node.key):
+            async with self.context.upstream.stream(node.origin, call) as answer:
+                if answer.status != 200:
+                    await self._refuse(answer)
+                content_type = next((v for k, v in answer.headers if k == "content-type"), "")
+                if content_type.startswith(_EVENT_STREAM):
+                    await self._stream(answer, tap_settings, sent_at_s)
+                else:
+                    await self._whole(answer, tap_settings, sent_at_s)
+
+    def _wants_token_ids(self) -> bool:
+        if self.plan.kind is Kind.UNSPLIT or self.prefilled is None or self.prefilled.params is None:
+            return False  # no handle comes of it
+        return (
+            self.context.settings.answer_tokens
+            and may_leave_handle(self.context, self.request, self.plan)
+            and not engine_verified(self.plan)
+        )
+
+    def _body(self, *, lift_ids: bool) -> bytes:
+        if self.prefilled is None:
+            return unsplit_body(self.request)
+        return decode_body(
+            self.request, self.prefilled.params, want_token_ids=lift_ids, salt=self.prefilled.salt
+        )
+
+    async def _refuse(self, answer: AnswerStream) -> None:
+        whole = Answer(answer.status, answer.headers, await answer.read())
+        if 400 <= whole.status < 500:
+            raise Refused("decode", self.plan.decode.key, whole)
+        raise DecodeFailed(f"status {whole.status}", whole)
+
+    async def _whole(self, answer: AnswerStream, settings: tap.TapSettings, sent_at_s: float) -> None:
+        body = await answer.read()
+        waited_from_s = self.context.now()
+        lifted = tap.lift(body, settings)
+        if lifted.answer.error is not None:
+            raise DecodeFailed("an error under status 200", Answer(502, answer.headers, body))
+        self._note(lifted.answer)
+        if "error" in lifted.answer.finish_reasons:
+            raise DecodeFailed("finish reason error")
+        if not lifted.answer.unreadable:
+            await self.remember(self.plan, self.prefilled, Ended(lifted.answer, sent_at_s, waited_from_s))
+        self.record.first_byte()
+        self.record.status = 200
+        await self.client.whole(200, self._headers(answer.headers, ()), lifted.body)
+
+    async def _stream(self, answer: AnswerStream, settings: tap.TapSettings, sent_at_s: float) -> None:
+        wire = tap.Tap(settings)
+        self.record.status = 200
+        await self.client.start(200, self._headers(answer.headers, _UNBUFFERED))
+        waited_from_s = self.context.now()
+        remembered = False
+        try:
+            async for chunk in answer.chunks():
+                read_at_s = self.context.now()
+                out = wire.feed(chunk)
+                if wire.done and not remembered:
+                    remembered = True
+                    await self._remember_stream(wire, sent_at_s, waited_from_s)
+                if out:
+                    self.record.first_byte()
+                    await self.client.write(out)
+                waited_from_s = read_at_s
+        except (UpstreamError, sse.EventTooLarge) as error:
+            await self._break_off(wire, str(error))
+            return
+        end = wire.finish()
+        self._note(end.answer)
+        if end.done:
+            if end.answer.error is not None:
+                self.record.ended(EndedBy.ENGINE, "error event in the stream")
+            await self.client.end()
+        elif end.answer.error is not None:
+            self.record.ended(EndedBy.ENGINE, "error event in the stream")
+            await self.client.end()
+        else:
+            await self._break_off(wire, "the stream ended without [DONE]")
+
+    async def _remember_stream(self, wire: tap.Tap, sent_at_s: float, waited_from_s: float) -> None:
+        answer = wire.answer()
+        if answer.error is None and "error" not in answer.finish_reasons:
+            await self.remember(self.plan, self.prefilled, Ended(answer, sent_at_s, waited_from_s))
+
+    async def _break_off(self, wire: tap.Tap, why: str) -> None:
+        """End a stream that has begun and cannot be finished, in a way that no client takes for its end."""
+        self._note(wire.answer())
+        node = self.plan.decode
+        self.record.ended(EndedBy.FAULT, why)
+        self.context.facts.publish(
+            LegFailed(self.request.turn_id, "decode", node.key, why, with_handle=False, action="error_event")
+        )
+        await self.client.write(
+            tap.error_event(f"the engine broke off its answer: {why}", "server_error", "engine_broke_off")
+        )
+        await self.client.end()
+
+    def _note(self, answer: reading.Answer) -> None:
+        record = self.record
+        if answer.finish_reasons:
+            record.finish_reason = answer.finish_reasons[0]
+            if "error" in answer.finish_reasons:
+                record.ended(EndedBy.ENGINE, "finish reason error")
+        if answer.usage is not None:
+            record.prompt_tokens = answer.usage.prompt_tokens
+            record.completion_tokens = answer.usage.completion_tokens
+        if record.prompt_tokens is None and answer.prompt_token_ids is not None:
+            record.prompt_tokens = len(answer.prompt_token_ids)
+        if record.completion_tokens is None and answer.answer_token_ids is not None:
+            record.completion_tokens = len(answer.answer_token_ids)
+
+    def _headers(
+        self, engine: Sequence[tuple[str, str]], ours: Sequence[tuple[str, str]]
+    ) -> list[tuple[str, str]]:
+        set_here = {name for name, _ in (*ours, *self.explain)}
+        kept = [(name, value) for name, value in client_headers(engine) if name not in set_here]
+        return [*kept, *ours, *self.explain]
+
+
+def held_ids(prefilled: Prefilled, answer: reading.Answer, held_tokens: int) -> array[int] | None:
+    """The ids of the tokens that D holds and that we can name; None where P's and D's prompts differ.
+
+    The last generated token has no KV yet, and what an engine counts past the real tokens is not trusted.
+    Where the answer's ids are not known, what is held of it is left out.
+    """
+    prompt = answer.prompt_token_ids if answer.prompt_token_ids is not None else prefilled.prompt_ids
+    if prompt is None or (prefilled.prompt_ids is not None and prefilled.prompt_ids != prompt):
+        return None
+    if answer.answer_token_ids:
+        return (prompt + answer.answer_token_ids[:-1])[:held_tokens]
+    return prompt[:held_tokens]

@@ -1,0 +1,68 @@
+"""A handle that a turn has taken: used once, given back, released, or lost, and never twice."""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from router.ledger.store import Found, Handle, Ledger, LedgerUnavailable, Relation
+from router.telemetry.facts import Facts, HandleFact, Outcome
+
+
+class _Place(Enum):
+    HERE = auto()
+    SENT = auto()
+    GONE = auto()
+
+
+@dataclass(slots=True)
+class Custody:
+    """Keeps what ``find`` took. A handle is given back only if it was never sent."""
+
+    found: Found | None
+    ledger: Ledger
+    facts: Facts
+    _place: _Place = _Place.HERE
+
+    @property
+    def handle(self) -> Handle | None:
+        """The handle, while it may still be sent."""
+        if self.found is None or self._place is not _Place.HERE:
+            return None
+        return self.found.handle
+
+    @property
+    def superseded(self) -> bool:
+        """Whether the branch moves on with this turn, so that nobody else will want the handle."""
+        return self.found is not None and self.found.relation is Relation.EXTENSION
+
+    def sent(self) -> None:
+        """It is on its way to P; from here on it is used up, whatever happens."""
+        self._place = _Place.SENT
+
+    def returned(self) -> None:
+        """It turned out that not a byte of the leg left."""
+        if self._place is _Place.SENT:
+            self._place = _Place.HERE
+
+    def dropped(self, detail: str) -> None:
+        """It is of no use to anybody: its engine is gone, or the pair is not to be trusted with it."""
+        handle = self.handle
+        if handle is not None:
+            self._place = _Place.GONE
+            self.tell(Outcome.LOST, handle.tokens, detail)
+
+    def tell(self, outcome: Outcome, tokens: int, detail: str = "") -> None:
+        if self.found is not None and self.found.handle is not None:
+            self.facts.publish(HandleFact(outcome, self.found.handle.decode, tokens, detail))
+
+    async def close(self) -> None:
+        """Give back what was never sent. Never raises LedgerUnavailable: a lost handle is a cold turn."""
+        handle = self.handle
+        if handle is None or self.found is None:
+            return
+        self._place = _Place.GONE
+        try:
+            back = await self.ledger.give_back(self.found)
+        except LedgerUnavailable:
+            self.tell(Outcome.LOST, handle.tokens, "ledger_down")
+            return
+        self.tell(Outcome.GIVEN_BACK if back else Outcome.LOST, handle.tokens, "" if back else "moved_on")

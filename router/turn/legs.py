@@ -1,0 +1,162 @@
+"""What the body and headers of each leg must and must not carry. Pure.
+
+| member | prefill leg | decode leg | one node |
+|---|---|---|---|
+| kv_transfer_params | the handle, or ``COLD_PARAMS`` | P's, as they came | never |
+| client's kv_transfer_params, ec_transfer_params, request_id | never | never | never |
+| conversation_id (private to us) | never | never | never |
+| stream | false | the client's | the client's |
+| max_tokens, max_completion_tokens | 1, both: the second wins in vLLM | the client's | the client's |
+| stream_options, min_tokens, stop..., logprobs... | removed: no use there | the client's | the client's |
+| ignore_eos | true, so that P always returns params | the client's | the client's |
+| return_token_ids | true where we compare tokens | true where we keep the answer's tokens | the client's |
+| cache_salt | ours, where P's cache is not to be trusted | the same | the client's |
+| all else | as it came | as it came | as it came |
+
+P and D must see the identical prompt, so nothing that shapes it is ever changed on one leg alone.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from router.engines.nixl import PARAMS_FIELD
+from router.turn.request import XARGS_FIELD, Members, Request
+
+ENGINE_MEMBERS: Final = frozenset({PARAMS_FIELD, "ec_transfer_params", "request_id"})
+"""Members that steer an engine, its connector, or its request table: never a client's to set."""
+
+PRIVATE_MEMBERS: Final = frozenset({"conversation_id"})
+
+_NOT_ON_PREFILL: Final = frozenset(
+    {
+        "stream_options",
+        "min_tokens",
+        "stop",
+        "stop_token_ids",
+        "include_stop_str_in_output",
+        "logprobs",
+        "top_logprobs",
+        "logprob_token_ids",
+        "echo",
+        "n",
+        "best_of",
+    }
+)
+
+_HOP_BY_HOP: Final = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+_NOT_TO_ENGINES: Final = _HOP_BY_HOP | {
+    "host",
+    "content-length",
+    "content-type",
+    "accept-encoding",
+    "expect",
+    "x-request-id",
+    "x-data-parallel-rank",  # steers the engine's scheduler
+}
+_NOT_TO_CLIENTS: Final = _HOP_BY_HOP | {"content-length", "date", "server", "x-request-id"}
+
+_TRUE: Final = msgspec.Raw(b"true")
+_FALSE: Final = msgspec.Raw(b"false")
+_ONE: Final = msgspec.Raw(b"1")
+
+
+def join(members: Mapping[str, msgspec.Raw]) -> bytes:
+    """A JSON object of raw values; each value keeps its own bytes."""
+    return (
+        b"{" + b",".join([b"%b:%b" % (msgspec.json.encode(k), bytes(v)) for k, v in members.items()]) + b"}"
+    )
+
+
+def without_steering(members: Members) -> Members:
+    """The client's members, less what is ours or the engines'; also inside ``vllm_xargs``."""
+    kept = {k: v for k, v in members.items() if k not in ENGINE_MEMBERS and k not in PRIVATE_MEMBERS}
+    xargs = kept.get(XARGS_FIELD)
+    if xargs is not None:
+        try:
+            inner = msgspec.json.decode(xargs, type=Members)
+        except msgspec.ValidationError:
+            return kept  # null or not an object: the engine's validation answers for it
+        clean = {k: v for k, v in inner.items() if k not in ENGINE_MEMBERS}
+        if len(clean) != len(inner):
+            kept[XARGS_FIELD] = msgspec.Raw(join(clean))
+    return kept
+
+
+def _salt(salt: str | None) -> dict[str, msgspec.Raw]:
+    return {} if salt is None else {"cache_salt": msgspec.Raw(msgspec.json.encode(salt))}
+
+
+def prefill_body(request: Request, params: bytes, *, want_token_ids: bool, salt: str | None = None) -> bytes:
+    """The prefill leg's body: one token, not streamed, with ``params`` (raw JSON) for the connector."""
+    members = {k: v for k, v in without_steering(request.members).items() if k not in _NOT_ON_PREFILL}
+    members |= {"stream": _FALSE, "max_tokens": _ONE, "ignore_eos": _TRUE}
+    if "max_completion_tokens" in members:
+        members["max_completion_tokens"] = _ONE
+    members["return_token_ids"] = _TRUE if want_token_ids else _FALSE
+    members |= _salt(salt)
+    members[PARAMS_FIELD] = msgspec.Raw(params)
+    return join(members)
+
+
+def decode_body(
+    request: Request, params: bytes | None, *, want_token_ids: bool, salt: str | None = None
+) -> bytes:
+    """The decode leg's body: the client's own, with P's params, or without any where P gave none."""
+    members = without_steering(request.members)
+    if want_token_ids:
+        members["return_token_ids"] = _TRUE
+    members |= _salt(salt)
+    if params is not None:
+        members[PARAMS_FIELD] = msgspec.Raw(params)
+    return join(members)
+
+
+def unsplit_body(request: Request) -> bytes:
+    """The body of a request that one node serves alone: the client's, and no params of any kind.
+
+    Empty or undirected params would pin blocks on D that nothing ever frees.
+    """
+    return join(without_steering(request.members))
+
+
+def engine_headers(
+    headers: Iterable[tuple[str, str]], *, leg_id: str, api_key: str | None = None
+) -> tuple[tuple[str, str], ...]:
+    """Headers of a leg: the client's end-to-end ones, a fresh request id, and our key if it gave none."""
+    named = _named_by_connection(headers)
+    kept = [(k, v) for k, v in headers if k not in _NOT_TO_ENGINES and k not in named]
+    if api_key is not None and not any(k == "authorization" for k, _ in kept):
+        kept.append(("authorization", f"Bearer {api_key}"))
+    kept += [
+        ("content-type", "application/json"),
+        ("accept-encoding", "identity"),
+        ("x-request-id", leg_id),
+    ]
+    return tuple(kept)
+
+
+def client_headers(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """An engine's end-to-end headers, as they go on to the client; the length is for the sender to say."""
+    named = _named_by_connection(headers)
+    return [(k, v) for k, v in headers if k not in _NOT_TO_CLIENTS and k not in named]
+
+
+def _named_by_connection(headers: Iterable[tuple[str, str]]) -> frozenset[str]:
+    """Headers that ``Connection`` declares hop-by-hop."""
+    return frozenset(
+        name.strip().lower() for k, v in headers if k == "connection" for name in v.split(",") if name.strip()
+    )

@@ -1,0 +1,185 @@
+"""The prefill leg: P computes or reads the prompt, and says where D finds its KV.
+
+Only one thing matters in P's answer: that it ended sanely, with params. Its single sampled token is thrown
+away, because the decode leg's prompt has to be the identical one.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+from router.engines import nixl
+from router.engines.upstream import Answer, Call, NeverSent, UpstreamError
+from router.telemetry.facts import Outcome, PromptMismatch
+from router.turn import tap
+from router.turn.context import Context
+from router.turn.custody import Custody
+from router.turn.digest import chain
+from router.turn.legs import engine_headers, prefill_body
+from router.turn.plan import Plan, Verify
+from router.turn.record import Record
+from router.turn.refusal import Refused
+from router.turn.request import Request
+from router.turn.reuse import Reuse
+
+_UNSANE_FINISH = frozenset({"abort", "error"})
+_LIFT_IDS = tap.TapSettings(lift_token_ids=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """What the prefill leg left for the decode leg."""
+
+    params: bytes | None
+    """P's, as they came; None where P gave none, and D then computes the prompt itself."""
+    prompt_ids: array[int] | None
+    reused_tokens: int | None
+    verified_tokens: int | None
+    salt: str | None
+
+
+class PrefillFailed(Exception):
+    """P was reached and did not do its part. ``cause`` is the error of ours, or None for P's own answer."""
+
+    def __init__(
+        self, message: str, answer: Answer | None = None, cause: UpstreamError | None = None
+    ) -> None:
+        super().__init__(message)
+        self.answer, self.cause = answer, cause
+
+
+class PromptDiffers(Exception):
+    """P did not prove, or read otherwise, the tokens that its handle was cut to: its KV may be wrong."""
+
+
+def wants_prompt_ids(context: Context, request: Request, plan: Plan) -> bool:
+    """Whether P is asked for the prompt's ids: to compare them now, or to know what D will hold."""
+    if plan.verify is Verify.ROUTER:
+        return True
+    return may_leave_handle(context, request, plan) and not engine_verified(plan)
+
+
+def engine_verified(plan: Plan) -> bool:
+    """Whether this pair of engines stamps and verifies by itself, so that nobody else needs the tokens."""
+    return (
+        plan.prefill is not None
+        and plan.prefill.engine.verifies is True
+        and plan.decode.engine.stamps is True
+    )
+
+
+def may_leave_handle(context: Context, request: Request, plan: Plan) -> bool:
+    """Whether this turn can leave a handle that the router itself would have to verify."""
+    if context.settings.verify not in ("auto", Verify.ROUTER):
+        return False
+    return not (request.stream and plan.decode.engine.stream_handle is False)
+
+
+async def prefill(
+    context: Context, record: Record, plan: Plan, reuse: Reuse, custody: Custody, *, salt: str | None
+) -> Prefilled:
+    """Run one prefill leg.
+
+    Raises NeverSent (nothing was sent, the handle is still in custody), Refused (P's 4xx), PrefillFailed,
+    and PromptDiffers. After any but the first the handle, if one was sent, is used up.
+    """
+    request, node, settings = record.request, plan.prefill, context.settings
+    if node is None:
+        raise ValueError("a plan without a prefill node has no prefill leg")
+    body = prefill_body(
+        request, reuse.params, want_token_ids=wants_prompt_ids(context, request, plan), salt=salt
+    )
+    headers = engine_headers(request.headers, leg_id=record.leg_id("p"), api_key=settings.api_key)
+    overdue_s = settings.pull_s if reuse.tokens else settings.prefill_s
+    call = Call("POST", request.path, headers, body, settings.limits(overdue_s))
+    if reuse.carries_handle:
+        custody.sent()
+    try:
+        with context.fleet.leg(node.key):
+            answer = await context.upstream.send(node.origin, call)
+    except NeverSent:
+        if reuse.carries_handle:
+            custody.returned()
+        raise
+    except UpstreamError as error:
+        raise PrefillFailed(str(error), cause=error) from error
+    if 400 <= answer.status < 500:
+        raise Refused("prefill", node.key, answer)
+    if answer.status != 200:
+        raise PrefillFailed(f"status {answer.status}", answer=answer)
+    return _read(context, request, plan, reuse, answer, salt=salt)
+
+
+def _read(
+    context: Context, request: Request, plan: Plan, reuse: Reuse, answer: Answer, *, salt: str | None
+) -> Prefilled:
+    node = plan.prefill
+    if node is None:
+        raise ValueError("a plan without a prefill node has no prefill leg")
+    lifted = tap.lift(answer.body, _LIFT_IDS).answer
+    if lifted.error is not None or lifted.unreadable:
+        raise PrefillFailed("an answer that is no completion", answer=None)
+    if any(reason in _UNSANE_FINISH for reason in lifted.finish_reasons):
+        raise PrefillFailed(f"finish reason {lifted.finish_reasons[0]}")
+    params = None
+    if lifted.params is not None:
+        try:
+            params = nixl.read(lifted.params)
+        except nixl.NotParams as error:
+            raise PrefillFailed(str(error)) from None
+        context.fleet.learn(
+            node.key,
+            engine_id=params.engine_id or None,
+            push_mode=params.push_mode,
+            verifies=params.verified_tokens is not None,
+        )
+    _compare(context, request, plan, reuse, prompt_ids=lifted.prompt_token_ids, params=params)
+    return Prefilled(
+        params=lifted.params,
+        prompt_ids=lifted.prompt_token_ids,
+        reused_tokens=params.reused_tokens if params is not None else None,
+        verified_tokens=params.verified_tokens if params is not None else None,
+        salt=salt,
+    )
+
+
+def _compare(
+    context: Context,
+    request: Request,
+    plan: Plan,
+    reuse: Reuse,
+    *,
+    prompt_ids: array[int] | None,
+    params: nixl.Params | None,
+) -> None:
+    """Raise PromptDiffers if P may have read KV that is not its prompt's."""
+    if not reuse.tokens:
+        return
+    node = plan.prefill.key if plan.prefill is not None else ""
+    if plan.verify is Verify.ENGINE and (params is None or params.verified_tokens is None):
+        raise PromptDiffers(f"{node} took a stamped handle and verified nothing")
+    if plan.verify is not Verify.ROUTER or reuse.expected is None:
+        return
+    if prompt_ids is not None and chain(prompt_ids) == reuse.expected:
+        return
+    context.doubts.mistrust(request.model, context.now())
+    context.facts.publish(PromptMismatch(request.model, node, reuse.tokens))
+    if prompt_ids is None or not chain(prompt_ids).agrees(reuse.expected, reuse.tokens):
+        raise PromptDiffers(f"{node} read another prompt than was verified")
+
+
+def tell_use(custody: Custody, plan: Plan, reuse: Reuse, prefilled: Prefilled) -> str | None:
+    """Publish what became of the handle; the reason if nothing of it was used after all."""
+    handle = plan.handle
+    if handle is None:
+        return None
+    if plan.verify is Verify.ENGINE:
+        verified = prefilled.verified_tokens or 0
+        if not verified:
+            custody.tell(Outcome.DIVERGED, handle.tokens, plan.verify)
+            return Outcome.DIVERGED
+        custody.tell(Outcome.USED if verified >= handle.tokens else Outcome.CUT, verified, plan.verify)
+        return None
+    custody.tell(Outcome.USED if reuse.whole else Outcome.CUT, reuse.tokens, plan.verify)
+    return None

@@ -1,0 +1,155 @@
+"""Everything up to a sane prefill: plan, verify, run the leg; what failed is left out of the next try."""
+
+import secrets
+from dataclasses import dataclass, replace
+
+from router import errors
+from router.engines.upstream import NeverSent, Stale, TimedOut
+from router.telemetry.facts import HandleFact, LegFailed, Outcome, Phase
+from router.turn.context import Context
+from router.turn.custody import Custody
+from router.turn.handle import Uncut
+from router.turn.plan import Plan, Reason, Situation, choose
+from router.turn.prefill import Prefilled, PrefillFailed, PromptDiffers, prefill, tell_use
+from router.turn.record import Record
+from router.turn.reuse import Reuse, prepare, release_along
+from router.turn.telling import answered, told
+
+MAX_ATTEMPTS = 6
+"""Legs of one role in one turn: each further one follows from a fault that rules something out for good."""
+
+_RELEASABLE = frozenset({Uncut.DIVERGED, Reason.MEDIA, Reason.MODEL_MISTRUSTED, Reason.UNVERIFIABLE})
+"""Reasons to leave a handle that do not speak against telling its D so."""
+
+_USELESS = frozenset({Reason.ENGINE_RESTARTED, Reason.HOLDER_GONE, Reason.PAIR_COOLING})
+
+
+@dataclass(slots=True)
+class Prefilling:
+    """The first half of one turn. ``situation`` moves on: what failed is excluded from the next plan."""
+
+    context: Context
+    situation: Situation
+    custody: Custody
+    record: Record
+
+    async def run(self) -> tuple[Plan, Prefilled | None]:
+        """The plan that was carried out, and what P left; None for a turn that one node serves.
+
+        Raises Refused for P's 4xx, and errors.RequestError when nothing is left to try.
+        """
+        salt: str | None = None
+        last: Exception | None = None
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            plan = self._plan(last)
+            plan, reuse = await self._verified(plan)
+            if plan.prefill is None:
+                return plan, None
+            started_s = self.context.now()
+            self.record.phase = Phase.PREFILL
+            try:
+                prefilled = await prefill(self.context, self.record, plan, reuse, self.custody, salt=salt)
+            except NeverSent as error:
+                last = error
+                self._failed(plan, str(error), "other_node", with_handle=False)
+                self.exclude(plan.prefill.key)
+            except PromptDiffers as error:
+                last = error
+                self._failed(plan, str(error), "salted", with_handle=True)
+                self.custody.tell(Outcome.FAILED, reuse.tokens, Reason.MISMATCH)
+                self.situation = replace(self.situation, cold_reason=Reason.MISMATCH)
+                # What P filed in its prefix cache may be wrong; under a salt of ours nobody finds it.
+                salt = secrets.token_hex(16)
+            except PrefillFailed as error:
+                last = error
+                self._after_failure(plan, reuse, error, attempt)
+            else:
+                self.record.prefill_s = self.context.now() - started_s
+                return self._ended(plan, reuse, prefilled), prefilled
+        raise errors.UpstreamBroken(f"no prefill leg succeeded: {last}")
+
+    def exclude(self, node_key: str) -> None:
+        """This turn does not go to that node again."""
+        self.situation = replace(self.situation, exclude={*self.situation.exclude, node_key})
+
+    def go_cold(self) -> None:
+        """The rest of the turn uses no handle."""
+        self.situation = replace(self.situation, cold_reason=self.situation.cold_reason or Reason.RETRY)
+
+    def _plan(self, last: Exception | None) -> Plan:
+        found = self.situation.found
+        if found is not None and found.handle is not None and self.custody.handle is None:
+            self.go_cold()
+        plan = choose(self.situation)
+        if plan is not None:
+            self.record.planned(plan)
+            return plan
+        if last is not None:
+            raise errors.UpstreamBroken(f"no other node to go to: {last}") from last
+        raise errors.NoCapacity("no ready pair of prefill and decode nodes for this request")
+
+    async def _verified(self, plan: Plan) -> tuple[Plan, Reuse]:
+        """The plan and what its prefill leg carries; a handle that cannot be verified turns the plan cold."""
+        if plan.handle is not None:
+            self.record.phase = Phase.VERIFY
+            started_s = self.context.now()
+            reuse = await prepare(self.context, self.record, self.situation, plan)
+            self.record.verify_s = self.context.now() - started_s
+            if isinstance(reuse, Reuse):
+                return plan, reuse
+            outcome = Outcome.DIVERGED if reuse == Uncut.DIVERGED else Outcome.UNVERIFIABLE
+            self.custody.tell(outcome, plan.handle.tokens, reuse)
+            plan = plan.cold(reuse)
+            self.record.planned(plan)
+        return plan, self._without_handle(plan)
+
+    def _without_handle(self, plan: Plan) -> Reuse:
+        """What a cold leg carries: a handle that nobody will want any more rides along to be freed."""
+        handle = self.custody.handle
+        if handle is None or plan.prefill is None:
+            return Reuse()
+        if plan.reason in _USELESS:
+            self.custody.dropped(plan.reason)
+        elif self.custody.superseded and plan.reason in _RELEASABLE:
+            self.custody.tell(Outcome.RELEASED, handle.tokens, plan.reason)
+            return release_along(handle)
+        return Reuse()
+
+    def _after_failure(self, plan: Plan, reuse: Reuse, error: PrefillFailed, attempt: int) -> None:
+        """Go on once more without the handle, or raise what the client is told."""
+        key = plan.prefill.key if plan.prefill is not None else ""
+        if reuse.carries_handle:
+            overdue = isinstance(error.cause, TimedOut)
+            self._failed(plan, str(error), "cold_retry", with_handle=True)
+            self.custody.tell(Outcome.FAILED, reuse.tokens, "overdue" if overdue else "failed")
+            if plan.handle is not None:
+                self.context.doubts.cool(key, plan.handle.decode, self.context.now())
+            self.go_cold()
+            return
+        if isinstance(error.cause, Stale) and attempt == 1:
+            self._failed(plan, str(error), "retry", with_handle=False)
+            return
+        self._failed(plan, str(error), "fail", with_handle=False)
+        if error.cause is not None:
+            raise told("prefill", key, error.cause) from error
+        raise answered("prefill", key, error.answer, str(error)) from error
+
+    def _ended(self, plan: Plan, reuse: Reuse, prefilled: Prefilled) -> Plan:
+        record = self.record
+        record.phase, record.prefill_ended_s = Phase.BETWEEN, self.context.now()
+        record.reused_tokens = prefilled.reused_tokens
+        if prefilled.prompt_ids is not None:
+            record.prompt_tokens = len(prefilled.prompt_ids)
+        unused = tell_use(self.custody, plan, reuse, prefilled)
+        if unused is not None:
+            plan = plan.cold(unused)
+            record.planned(plan)
+        if prefilled.params is None:
+            self.context.facts.publish(HandleFact(Outcome.MISSING_PREFILL_PARAMS, record.prefill, 0))
+        return plan
+
+    def _failed(self, plan: Plan, why: str, action: str, *, with_handle: bool) -> None:
+        node = plan.prefill.key if plan.prefill is not None else ""
+        self.context.facts.publish(
+            LegFailed(self.record.request.turn_id, "prefill", node, why, with_handle, action)
+        )

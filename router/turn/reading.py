@@ -1,0 +1,218 @@
+"""What the router reads in an engine's answer, streamed or whole: how it ended, its token ids, its usage.
+
+Reading never changes anything and never fails: what is not understood is counted, and the answer passes all
+the same. Unknown members are skipped, known ones of the wrong type make their document unreadable.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+
+TokenIds: TypeAlias = "array[int]"
+"""Token ids as `array("I")`, four bytes each: cheap to keep, compare and digest."""
+
+EMPTY = frozenset({b"null", b"", b'""', b"[]", b"{}", b"false"})
+"""JSON values that say nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts as the engine reports them; None where it does not."""
+
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    cached_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What the router reads in an answer.
+
+    `params` are the engine's `kv_transfer_params` as raw JSON: the handle if the engine is the decode node.
+    The last ones that are not null count. None if there were none, and for an answer with several choices
+    (n > 1, a list of prompts): one object for all of them is of no use to any.
+
+    `answer_token_ids` are those of choice 0. If the engine left ids out somewhere (a gap), they end there:
+    they are always a true prefix of what was generated. `error` is the raw error object of an answer that
+    failed after HTTP 200. `finish_reasons` go by choice. `unreadable` counts events or bodies that are not
+    JSON in a shape that the router understands.
+    """
+
+    params: bytes | None
+    several_choices: bool
+    finish_reasons: tuple[str, ...]
+    prompt_token_ids: TokenIds | None
+    answer_token_ids: TokenIds | None
+    usage: Usage | None
+    error: bytes | None
+    unreadable: int
+
+
+class Seen(NamedTuple):
+    """What one document held: generated content, members for token ids, those of them that are not null."""
+
+    content: bool
+    id_members: int
+    id_lists: int
+
+
+class _Choice(msgspec.Struct, gc=False):
+    index: int | None = 0
+    finish_reason: str | None = None
+    text: str | None = None
+    delta: dict[str, msgspec.Raw] | None = None
+    token_ids: msgspec.Raw = msgspec.Raw()
+    prompt_token_ids: msgspec.Raw = msgspec.Raw()
+
+
+class _Document(msgspec.Struct, gc=False):
+    choices: list[_Choice] | None = None
+    error: msgspec.Raw = msgspec.Raw()
+    usage: msgspec.Raw = msgspec.Raw()
+    prompt_token_ids: msgspec.Raw = msgspec.Raw()
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+_decode = msgspec.json.Decoder(_Document).decode
+_decode_usage = msgspec.json.Decoder(_Usage).decode
+_decode_ids = msgspec.json.Decoder(list[int]).decode
+# A RecursionError: nesting that is deeper than the parser's stack.
+_NOT_READ = (msgspec.MsgspecError, RecursionError, UnicodeError)
+
+
+class Reading:
+    """What has been read of one answer so far. `read` its documents (events, or the one body) in their order.
+
+    `params` are set by whoever takes them out of the document.
+    """
+
+    __slots__ = (
+        "_answer_token_ids",
+        "_error",
+        "_finish_reasons",
+        "_gap",
+        "_lift_token_ids",
+        "_prompt_token_ids",
+        "_several_choices",
+        "_usage",
+        "params",
+        "saw_content",
+        "unreadable",
+    )
+
+    def __init__(self, *, lift_token_ids: bool) -> None:
+        self._lift_token_ids = lift_token_ids
+        self._several_choices = False
+        self._finish_reasons: dict[int, str] = {}
+        self._prompt_token_ids: TokenIds | None = None
+        self._answer_token_ids: TokenIds | None = None
+        self._gap = False
+        self._usage: Usage | None = None
+        self._error: bytes | None = None
+        self.params: bytes | None = None
+        self.saw_content = False
+        self.unreadable = 0
+
+    def read(self, data: bytes) -> Seen:
+        """Reads one JSON document of the answer."""
+        try:
+            document = _decode(data)
+        except _NOT_READ:
+            self.unreadable += 1
+            self._gap = True
+            return Seen(content=False, id_members=0, id_lists=0)
+        if (error := bytes(document.error)) not in EMPTY:
+            self._error = error
+        if (usage := bytes(document.usage)) not in EMPTY:
+            self._usage = _usage(usage) or self._usage
+        ids = [bytes(document.prompt_token_ids)]
+        self._read_prompt(ids[0])
+        any_content = False
+        for choice in document.choices or ():
+            content = bool(choice.text) or (choice.delta is not None and _has_content(choice.delta))
+            any_content = any_content or content
+            prompt_ids, answer_ids = bytes(choice.prompt_token_ids), bytes(choice.token_ids)
+            ids += (prompt_ids, answer_ids)
+            index = choice.index or 0
+            if choice.finish_reason:
+                self._finish_reasons[index] = choice.finish_reason
+            if index:
+                self._several_choices = True
+            else:
+                self._read_prompt(prompt_ids)
+                self._read_answer(answer_ids, content=content)
+        self.saw_content = self.saw_content or any_content
+        present = len(ids) - ids.count(b"")
+        return Seen(any_content, present, present - ids.count(b"null"))
+
+    def answer(self) -> Answer:
+        """What has been read so far."""
+        return Answer(
+            params=None if self._several_choices else self.params,
+            several_choices=self._several_choices,
+            finish_reasons=tuple(reason for _, reason in sorted(self._finish_reasons.items())),
+            prompt_token_ids=self._prompt_token_ids,
+            answer_token_ids=None if self._answer_token_ids is None else self._answer_token_ids[:],
+            usage=self._usage,
+            error=self._error,
+            unreadable=self.unreadable,
+        )
+
+    def _read_answer(self, value: bytes, *, content: bool) -> None:
+        if self._gap or not self._lift_token_ids:
+            return
+        try:
+            ids = _ids(value)
+        except ValueError:
+            self._gap = True
+            return
+        if ids is None:
+            # Content without its tokens: an echoed prompt, hidden reasoning, an engine that cannot tell.
+            self._gap = content
+        elif self._answer_token_ids is None:
+            self._answer_token_ids = ids
+        else:
+            self._answer_token_ids.extend(ids)
+
+    def _read_prompt(self, value: bytes) -> None:
+        if self._lift_token_ids and self._prompt_token_ids is None:
+            try:
+                self._prompt_token_ids = _ids(value)
+            except ValueError:
+                self.unreadable += 1
+
+
+def _has_content(delta: dict[str, msgspec.Raw]) -> bool:
+    return any(key != "role" and bytes(value) not in EMPTY for key, value in delta.items())
+
+
+def _usage(raw: bytes) -> Usage | None:
+    try:
+        usage = _decode_usage(raw)
+    except _NOT_READ:
+        return None
+    details = usage.prompt_tokens_details
+    return Usage(usage.prompt_tokens, usage.completion_tokens, details.cached_tokens if details else None)
+
+
+def _ids(value: bytes) -> TokenIds | None:
+    """Raises `ValueError` when it is something else than token ids or nothing."""
+    if value in (b"", b"null"):
+        return None
+    try:
+        return array("I", _decode_ids(value))
+    except (msgspec.MsgspecError, OverflowError) as error:
+        raise ValueError("not a list of token ids") from error

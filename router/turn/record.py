@@ -1,0 +1,91 @@
+"""What a turn has been through so far: filled in by the relay, published once as ``TurnEnded``."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from router.telemetry.facts import EndedBy, Phase, TurnEnded
+from router.turn.plan import Plan
+from router.turn.request import Request
+
+STATUS_CLIENT_LEFT = 499
+"""What logs and metrics say of a turn whose client left before it got a status; never sent."""
+
+
+@dataclass(slots=True)
+class Record:
+    """The course of one turn. Only the turn's own task writes it. Times in seconds on ``now``'s clock."""
+
+    request: Request
+    now: Callable[[], float]
+    started_s: float
+    phase: Phase = Phase.PLAN
+    plan: Plan | None = None
+    prefill: str = ""
+    decode: str = ""
+    status: int = STATUS_CLIENT_LEFT
+    ended_by: EndedBy = EndedBy.ENGINE
+    detail: str = ""
+    prompt_tokens: int | None = None
+    reused_tokens: int | None = None
+    completion_tokens: int | None = None
+    finish_reason: str = ""
+    verify_s: float | None = None
+    prefill_s: float | None = None
+    prefill_ended_s: float | None = None
+    gap_s: float | None = None
+    first_byte_s: float | None = None
+    legs: int = 0
+
+    def leg_id(self, role: str) -> str:
+        """A request id that no engine has seen: ids live on at P after the answer, so none serves twice."""
+        self.legs += 1
+        return f"{self.request.turn_id}-{role}{self.legs}"
+
+    def planned(self, plan: Plan) -> None:
+        """The plan in force; a later one replaces it, so that what is told is what was done."""
+        self.plan = plan
+        self.prefill = plan.prefill.key if plan.prefill is not None else ""
+        self.decode = plan.decode.key
+
+    def ended(self, by: EndedBy, detail: str) -> None:
+        """The first cause stays: what follows from it is not news."""
+        if not self.detail:
+            self.ended_by, self.detail = by, detail
+
+    def decode_sent(self) -> None:
+        if self.prefill_ended_s is not None:
+            self.gap_s = self.now() - self.prefill_ended_s
+        self.phase = Phase.FIRST_TOKEN
+
+    def first_byte(self) -> None:
+        if self.first_byte_s is None:
+            self.first_byte_s = self.now() - self.started_s
+            self.phase = Phase.STREAM
+
+    def fact(self) -> TurnEnded:
+        request, plan = self.request, self.plan
+        return TurnEnded(
+            turn_id=request.turn_id,
+            client_id=request.client_id,
+            conversation=request.conversation,
+            endpoint=request.endpoint,
+            model=request.model,
+            stream=request.stream,
+            plan=plan.kind if plan is not None else "none",
+            reason=plan.reason if plan is not None else "none",
+            prefill=self.prefill,
+            decode=self.decode,
+            status=self.status,
+            ended_by=self.ended_by,
+            phase=self.phase,
+            detail=self.detail,
+            prompt_tokens=self.prompt_tokens,
+            reused_tokens=self.reused_tokens,
+            completion_tokens=self.completion_tokens,
+            finish_reason=self.finish_reason,
+            verify_s=self.verify_s,
+            prefill_s=self.prefill_s,
+            gap_s=self.gap_s,
+            first_byte_s=self.first_byte_s,
+            total_s=self.now() - self.started_s,
+        )

@@ -1,0 +1,184 @@
+"""The way of one turn: find, plan, verify, prefill leg, decode leg, remember.
+
+Whatever happens to a handle, the worst outcome is a cold turn: before the first byte went to the client, a
+prefill leg that failed with a handle is run again without one. Nothing is run again that could run twice on
+a decode node. The caller cancels the task of a turn whose client has left; every open leg then closes.
+"""
+
+import asyncio
+from dataclasses import dataclass, replace
+
+from router import errors
+from router.engines.upstream import NeverSent, Stale, UpstreamError
+from router.fleet.node import Role
+from router.ledger.store import Found, LedgerUnavailable, Query
+from router.telemetry.facts import EndedBy, LedgerFailed, LegFailed, Phase
+from router.turn.answer import DecodeFailed, DecodeLeg
+from router.turn.context import Client, Context
+from router.turn.custody import Custody
+from router.turn.legs import client_headers
+from router.turn.lineage import Lineage, lineage_of
+from router.turn.plan import Plan, Reason, Situation, Verify, choose
+from router.turn.prefill import Prefilled
+from router.turn.prefilling import MAX_ATTEMPTS, Prefilling
+from router.turn.record import Record
+from router.turn.refusal import Refused
+from router.turn.remember import Memory
+from router.turn.request import Request
+from router.turn.telling import answered, told
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """Runs turns. One object serves all of them; a turn's own state lives in ``_Turn``."""
+
+    context: Context
+
+    async def run(self, request: Request, tenant: bytes | None, client: Client) -> None:
+        """Run one turn to its end. ``tenant`` is None for a caller whose identity is in doubt: no reuse.
+
+        Raises CancelledError, after everything is closed and given back, and nothing else.
+        """
+        record = Record(request, self.context.now, self.context.now())
+        try:
+            await _Turn(self.context, request, tenant, client, record).run()
+            record.phase = Phase.DONE
+        except asyncio.CancelledError:
+            record.ended(EndedBy.CLIENT, f"left in phase {record.phase}")
+            raise
+        except Refused as refused:
+            record.ended(EndedBy.ENGINE, str(refused))
+            await self._refuse(client, record, refused)
+        except errors.RequestError as error:
+            ours = isinstance(error, errors.NoCapacity | errors.UpstreamTimeout)
+            record.ended(EndedBy.ROUTER if ours else EndedBy.FAULT, error.message)
+            record.status = errors.error_row(error).status
+            await client.whole(record.status, errors.error_headers(error), errors.openai_error(error))
+        finally:
+            self.context.facts.publish(record.fact())
+
+    @staticmethod
+    async def _refuse(client: Client, record: Record, refused: Refused) -> None:
+        record.status = refused.answer.status
+        await client.whole(refused.answer.status, client_headers(refused.answer.headers), refused.answer.body)
+
+
+@dataclass(slots=True)
+class _Turn:
+    context: Context
+    request: Request
+    tenant: bytes | None
+    client: Client
+    record: Record
+
+    async def run(self) -> None:
+        lineage = lineage_of(self.request.endpoint, self.request.members, self.tenant or b"")
+        remembers = self._remembers(lineage)
+        found, cold_reason = await self._find(lineage) if remembers else (None, self._why_not())
+        custody = Custody(found, self.context.ledger, self.context.facts)
+        memory = Memory(self.context, self.request, lineage if remembers else None, custody)
+        first = Prefilling(self.context, self._situation(lineage, found, cold_reason), custody, self.record)
+        try:
+            await self._legs(first, memory)
+        finally:
+            await custody.close()
+
+    def _remembers(self, lineage: Lineage) -> bool:
+        return (
+            self.tenant is not None
+            and self.request.unsplit is None
+            and self.context.settings.verify != Verify.OFF
+            and bool(lineage.keys)
+        )
+
+    def _why_not(self) -> str:
+        return Reason.NO_IDENTITY if self.tenant is None else ""
+
+    async def _find(self, lineage: Lineage) -> tuple[Found | None, str]:
+        query = Query(
+            lineage.keys,
+            lineage.sizes_bytes,
+            lineage.own_depth,
+            self.request.conversation,
+            self.context.settings.take_share,
+        )
+        try:
+            return await self.context.ledger.find(query), ""
+        except LedgerUnavailable as error:
+            self.context.facts.publish(LedgerFailed("find", str(error)))
+            return None, Reason.LEDGER_DOWN
+
+    def _situation(self, lineage: Lineage, found: Found | None, cold_reason: str) -> Situation:
+        pool, model, now_s = self.context.fleet.snapshot, self.request.model, self.context.now()
+        return Situation(
+            request=self.request,
+            media_depth=lineage.media_depth,
+            prefills=pool.ready(Role.PREFILL, model),
+            decodes=pool.ready(Role.DECODE, model),
+            found=found,
+            mode=self.context.settings.verify,
+            cooling=self.context.doubts.cooling(now_s),
+            mistrusted=self.context.doubts.mistrusts(model, now_s),
+            cold_reason=cold_reason,
+        )
+
+    async def _legs(self, first: Prefilling, memory: Memory) -> None:
+        """Both legs; again from the prefill leg once, if D's connection was stale and D answered nothing."""
+        plan, prefilled = await first.run()
+        try:
+            await self._decode(first, memory, plan, prefilled)
+        except Stale as error:
+            self._decode_failed(plan, str(error), "prefill_again")
+            # D may have seen P's params and freed its blocks: they do not serve a second attempt.
+            first.go_cold()
+            plan, prefilled = await first.run()
+            try:
+                await self._decode(first, memory, plan, prefilled)
+            except Stale as again:
+                raise told("decode", plan.decode.key, again) from again
+
+    async def _decode(
+        self, first: Prefilling, memory: Memory, plan: Plan, prefilled: Prefilled | None
+    ) -> None:
+        """The decode leg, on another node while nothing at all was sent. Raises Stale."""
+        for _ in range(MAX_ATTEMPTS):
+            key = plan.decode.key
+            leg = DecodeLeg(
+                self.context, self.request, plan, prefilled, self.record, self.client, memory,
+                self._explain(plan, prefilled),
+            )  # fmt: skip
+            try:
+                await leg.run()
+                return
+            except NeverSent as error:
+                self._decode_failed(plan, str(error), "other_node")
+                first.exclude(key)
+                other = choose(first.situation)
+                if other is None:
+                    raise told("decode", key, error) from error
+                plan = replace(plan, decode=other.decode)
+                self.record.planned(plan)
+            except Stale:
+                raise
+            except UpstreamError as error:
+                self._decode_failed(plan, str(error), "fail")
+                raise told("decode", key, error) from error
+            except DecodeFailed as error:
+                self._decode_failed(plan, str(error), "fail")
+                raise answered("decode", key, error.answer, str(error)) from error
+        raise errors.UpstreamBroken("no decode node could be reached")
+
+    def _decode_failed(self, plan: Plan, why: str, action: str) -> None:
+        self.context.facts.publish(
+            LegFailed(self.request.turn_id, "decode", plan.decode.key, why, with_handle=False, action=action)
+        )
+
+    def _explain(self, plan: Plan, prefilled: Prefilled | None) -> tuple[tuple[str, str], ...]:
+        if not self.context.settings.explain_headers:
+            return ()
+        reused = prefilled.reused_tokens if prefilled is not None else None
+        return (
+            ("x-boomerang-plan", plan.kind),
+            ("x-boomerang-reason", plan.reason),
+            ("x-boomerang-reused-tokens", str(reused or 0)),
+        )

@@ -1,0 +1,107 @@
+"""What a turn leaves in the ledger when it ended well: the trace, and D's handle if it gave a usable one."""
+
+from dataclasses import dataclass
+
+from router.engines import nixl
+from router.ledger.store import Handle, LedgerUnavailable, Put, Trace
+from router.telemetry.facts import HandleFact, LedgerFailed, Outcome
+from router.turn.answer import Ended, held_ids
+from router.turn.context import Context
+from router.turn.custody import Custody
+from router.turn.digest import Digests, chain
+from router.turn.handle import Finish, Unusable, accept
+from router.turn.lineage import Lineage
+from router.turn.plan import Plan, Verify
+from router.turn.prefill import Prefilled, engine_verified
+from router.turn.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Puts one turn into the ledger. ``lineage`` is None where nothing may be remembered."""
+
+    context: Context
+    request: Request
+    lineage: Lineage | None
+    custody: Custody
+
+    async def __call__(self, plan: Plan, prefilled: Prefilled | None, ended: Ended) -> None:
+        """Record a turn; a ledger that is down costs the next turn its reuse, nothing else."""
+        if prefilled is None:
+            return
+        handle = self._handle(plan, prefilled, ended)
+        lineage = self.lineage
+        if lineage is None:
+            return
+        trace = Trace(
+            prefill=plan.prefill.key if plan.prefill is not None else "",
+            decode=plan.decode.key,
+            prompt_tokens=self._prompt_tokens(prefilled, ended, handle),
+            prompt_bytes=lineage.sizes_bytes[-1],
+            reused_tokens=prefilled.reused_tokens or 0,
+            computed_at_s=self.context.now(),
+        )
+        put = Put(lineage.keys, self.custody.found, trace, handle, self.request.conversation)
+        try:
+            await self.context.ledger.put(put)
+        except LedgerUnavailable as error:
+            self.context.facts.publish(LedgerFailed("put", str(error)))
+            return
+        if handle is not None:
+            self.context.facts.publish(HandleFact(Outcome.STORED, handle.decode, handle.tokens))
+
+    def _handle(self, plan: Plan, prefilled: Prefilled, ended: Ended) -> Handle | None:
+        """D's handle, and what it teaches about D."""
+        node, params = plan.decode.key, None
+        if ended.answer.params is not None:
+            try:
+                params = nixl.read(ended.answer.params)
+            except nixl.NotParams:
+                params = None
+        if prefilled.params is not None and self.request.stream:
+            self.context.fleet.learn(node, stream_handle=params is not None)
+        if params is not None:
+            self.context.fleet.learn(
+                node, engine_id=params.engine_id or None, push_mode=params.push_mode, stamps=params.stamped
+            )
+        prompt_tokens = self._prompt_tokens(prefilled, ended, None)
+        accepted = accept(
+            Finish(
+                params=ended.answer.params,
+                decode=node,
+                sent_at_s=ended.sent_at_s,
+                waited_from_s=ended.waited_from_s,
+                prompt_tokens=prompt_tokens,
+                held=self._held(plan, prefilled, ended, params),
+                media_depth=self.lineage.media_depth if self.lineage is not None else 0,
+            ),
+            self.context.settings.lifetime,
+            self.context.settings.threshold_tokens,
+        )
+        if isinstance(accepted, Handle):
+            return accepted
+        if accepted is Unusable.NO_PARAMS:
+            if prefilled.params is not None:
+                self.context.facts.publish(HandleFact(Outcome.MISSING_DECODE_PARAMS, node, 0))
+        else:
+            self.context.facts.publish(HandleFact(Outcome.UNUSABLE, node, 0, accepted))
+        return None
+
+    def _held(
+        self, plan: Plan, prefilled: Prefilled, ended: Ended, params: nixl.Params | None
+    ) -> Digests | None:
+        mode = self.context.settings.verify
+        if params is None or mode not in ("auto", Verify.ROUTER):
+            return None
+        if params.stamped and engine_verified(plan):
+            return None
+        ids = held_ids(prefilled, ended.answer, params.tokens)
+        return chain(ids) if ids is not None else None
+
+    @staticmethod
+    def _prompt_tokens(prefilled: Prefilled, ended: Ended, handle: Handle | None) -> int:
+        if prefilled.prompt_ids is not None:
+            return len(prefilled.prompt_ids)
+        if ended.answer.usage is not None and ended.answer.usage.prompt_tokens is not None:
+            return ended.answer.usage.prompt_tokens
+        return handle.tokens if handle is not None else 0

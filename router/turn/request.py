@@ -1,0 +1,229 @@
+"""A client's request, read once: top-level members as raw JSON, and the few values decisions need. Pure."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+
+Members = dict[str, msgspec.Raw]
+
+XARGS_FIELD: Final = "vllm_xargs"
+"""Arguments that vLLM hands on to plugins and connectors: an object, and a second way in for their fields."""
+
+
+class Endpoint(StrEnum):
+    """What kind of request it is, which is also what it is to be split like."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+    OTHER = "other"
+    """An endpoint whose answers are not proven to carry a handle; always one node."""
+
+
+class Unsplit(StrEnum):
+    """Why a request runs on one node: prefill and decode cannot share it soundly."""
+
+    ENDPOINT = "endpoint"
+    CHOICES = "n"
+    BEST_OF = "best_of"
+    BEAM_SEARCH = "beam_search"
+    PROMPT_LIST = "prompt_list"
+    ECHO_LOGPROBS = "echo_logprobs"
+    PROMPT_LOGPROBS = "prompt_logprobs"
+    PROMPT_EMBEDS = "prompt_embeds"
+
+
+class InvalidRequest(ValueError):
+    """The body cannot be routed. ``param`` names the member at fault, or is None."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request of a client. ``members`` keep each value's own bytes."""
+
+    endpoint: Endpoint
+    path: str
+    headers: tuple[tuple[str, str], ...]
+    """All that came, names in lower case."""
+    members: Members
+    model: str
+    stream: bool
+    wants_token_ids: bool
+    """The client itself asked for ``return_token_ids``."""
+    unsplit: Unsplit | None
+    turn_id: str
+    """Ours; unique."""
+    client_id: str
+    """The client's ``x-request-id``, else ours; echoed, never sent to an engine."""
+    conversation: str = ""
+    """The client's id for the conversation: a hint."""
+
+
+_SMALL_BYTES: Final = 64
+
+
+def small(members: Mapping[str, msgspec.Raw], name: str) -> Any:
+    """The value of a member that is a number, a word or a flag; None where it is absent, null or none of them.
+
+    Never raises: a value that cannot be read is the engine's to refuse.
+    """
+    raw = members.get(name)
+    if raw is None or len(memoryview(raw)) > _SMALL_BYTES:
+        return None
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.MsgspecError:  # no UTF-8, or a number out of range: neither is seen before it is decoded
+        return None
+
+
+_TRUE_WORDS: Final = frozenset({"1", "true", "t", "on", "yes", "y"})
+
+
+def flag(members: Mapping[str, msgspec.Raw], name: str) -> bool:
+    """Whether a member is true as vLLM reads it: pydantic's lax booleans, so that ``1`` and ``"yes"`` count."""
+    value = small(members, name)
+    if isinstance(value, str):
+        return value.lower() in _TRUE_WORDS
+    return isinstance(value, int | float) and value == 1
+
+
+def decode_members(body: bytes) -> Members:
+    """The top-level members of a JSON object. Raises InvalidRequest."""
+    try:
+        return msgspec.json.decode(body, type=Members)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the request body is not a JSON object: {error}") from None
+
+
+_LIST_OF_NO_IDS: Final = re.compile(rb"\[[ \t\n\r]*[^-0-9\] \t\n\r]")
+
+
+def _is_prompt_list(prompt: msgspec.Raw | None) -> bool:
+    """Whether ``prompt`` is several prompts; a list of token ids is one."""
+    return prompt is not None and _LIST_OF_NO_IDS.match(memoryview(prompt)) is not None
+
+
+def unsplit_reason(endpoint: Endpoint, members: Mapping[str, msgspec.Raw]) -> Unsplit | None:
+    """Why this request cannot be split, None where it can.
+
+    A value that is not understood counts as one that forbids it: one node answers or refuses such a request.
+    """
+    if endpoint is Endpoint.OTHER:
+        return Unsplit.ENDPOINT
+    rules: tuple[tuple[Unsplit, bool], ...] = (
+        (Unsplit.CHOICES, _present(members, "n") and small(members, "n") != 1),
+        (Unsplit.BEST_OF, _present(members, "best_of") and small(members, "best_of") != 1),
+        (Unsplit.BEAM_SEARCH, _wanted(members, "use_beam_search")),
+        (Unsplit.PROMPT_LOGPROBS, _present(members, "prompt_logprobs")),
+        (Unsplit.PROMPT_EMBEDS, _present(members, "prompt_embeds")),
+        (Unsplit.PROMPT_LIST, endpoint is Endpoint.COMPLETIONS and _is_prompt_list(members.get("prompt"))),
+        (
+            Unsplit.ECHO_LOGPROBS,
+            # Completions count their log-probabilities: 0 asks for those of the chosen tokens.
+            _wanted(members, "echo") and _wanted(members, "logprobs"),
+        ),
+    )
+    return next((reason for reason, applies in rules if applies), None)
+
+
+def _present(members: Mapping[str, msgspec.Raw], name: str) -> bool:
+    raw = members.get(name)
+    return raw is not None and bytes(memoryview(raw)[:4]) != b"null"
+
+
+def _wanted(members: Mapping[str, msgspec.Raw], name: str) -> bool:
+    """Whether a member is anything but absent, null or false."""
+    return _present(members, name) and small(members, name) is not False
+
+
+_CONVERSATION_HEADERS: Final = (
+    "x-session-id",
+    "x-conversation-id",
+    "x-claude-code-session-id",
+    "x-session-affinity",
+    "x-correlation-id",
+)
+_CONVERSATION_CHARS: Final = 128
+
+
+def conversation_hint(headers: Mapping[str, str], members: Mapping[str, msgspec.Raw]) -> str:
+    """The client's own id for its conversation, made safe for logs; empty where it gave none.
+
+    ``session_id`` in the body, then ``X-Session-ID``, and ``vllm_xargs.session_id`` last is the order of vLLM
+    0.29 and later.
+    """
+    for given in _conversation_ids(headers, members):
+        safe = "".join(c for c in given if c.isascii() and c.isprintable()).strip()[:_CONVERSATION_CHARS]
+        if safe:
+            return safe
+    return ""
+
+
+def _conversation_ids(headers: Mapping[str, str], members: Mapping[str, msgspec.Raw]) -> Iterator[str]:
+    yield _text(members, "session_id")
+    for name in _CONVERSATION_HEADERS:
+        yield headers.get(name, "")
+    yield _text(members, "conversation_id")
+    if XARGS_FIELD in members:
+        try:
+            yield _text(msgspec.json.decode(members[XARGS_FIELD], type=Members), "session_id")
+        except (msgspec.MsgspecError, RecursionError):
+            return
+
+
+def _text(members: Mapping[str, msgspec.Raw], name: str) -> str:
+    """A member that is a text of an id's length, else nothing."""
+    raw = members.get(name)
+    if raw is None or len(memoryview(raw)) > 2 * _CONVERSATION_CHARS:
+        return ""
+    try:
+        return msgspec.json.decode(raw, type=str)
+    except msgspec.MsgspecError:
+        return ""
+
+
+def read_request(
+    endpoint: Endpoint, path: str, headers: tuple[tuple[str, str], ...], body: bytes, *, turn_id: str
+) -> Request:
+    """Read a request. Raises InvalidRequest for what no engine could answer."""
+    members = decode_members(body)
+    by_name = dict(headers)
+    model = members.get("model")
+    try:
+        name = msgspec.json.decode(model, type=str | None) if model is not None else None
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        raise InvalidRequest("model has to be a string", "model") from None
+    _check_xargs(members)
+    return Request(
+        endpoint=endpoint,
+        path=path,
+        headers=headers,
+        members=members,
+        model=name or "",
+        stream=flag(members, "stream"),
+        wants_token_ids=flag(members, "return_token_ids"),
+        unsplit=unsplit_reason(endpoint, members),
+        turn_id=turn_id,
+        client_id="".join(c for c in by_name.get("x-request-id", "") if c.isascii() and c.isprintable())[:256]
+        or turn_id,
+        conversation=conversation_hint(by_name, members),
+    )
+
+
+def _check_xargs(members: Members) -> None:
+    """Refuse ``vllm_xargs`` that cannot be read: what steers an engine could hide in them."""
+    if XARGS_FIELD not in members:
+        return
+    try:
+        msgspec.json.decode(members[XARGS_FIELD], type=Members)
+    except msgspec.ValidationError:
+        return  # no object: the engine's validation answers for it
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise InvalidRequest(f"vllm_xargs cannot be read: {error}", XARGS_FIELD) from None

@@ -1,0 +1,319 @@
+"""Lifts the handle out of an engine's answer, and touches nothing else.
+
+The engine's bytes go to the client as they come. On the way the tap reads what the router needs (the handle,
+token ids, how the answer ended, usage) and takes out what is not for the client:
+
+* `kv_transfer_params` and `ec_transfer_params`: they name block ids, hosts and ports. Cut out of a streamed
+  event, as if the engine had not sent them; set to `null` in a whole body, where vLLM writes `null` when
+  there are none.
+* token ids that the router asked for and the client did not: set to `null`, which is what vLLM (read in 0.32)
+  sends there, streamed or not, to a client that does not ask.
+
+So the client gets what it would get from the engine alone. A member that is `null` already stays.
+
+How events are read. Most events of a stream hold nothing for the router; they are not parsed. The cheap tests
+on their bytes are sound for every way to write JSON: a name is there literally, or it is spelled with an
+escape, and every escape of an ASCII letter begins with `\\u00`. Only what may hold something is parsed, and
+only the bytes of the private members are edited. What comes out depends on the stream alone, not on how it
+was split into chunks: an event goes on when it is complete, so that half an event is never glued to what the
+router says after it.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from router.turn.reading import EMPTY, Answer, Reading
+from router.turn.splice import Edit, Member, apply, members, objects, removal
+from router.turn.sse import DEFAULT_MAX_EVENT_BYTES, Event, Framer, ends_event
+
+__all__ = ["Answer", "Lifted", "Tap", "TapEnd", "TapSettings", "error_event", "lift"]
+
+_PARAMS = "kv_transfer_params"
+_PRIVATE = frozenset({_PARAMS, "ec_transfer_params"})
+_PRIVATE_MARK = b"_transfer_params"
+_COMPACT_IDS = re.compile(rb'(token_ids":)\[[0-9,]*+\]')
+_TOKEN_IDS = frozenset({"token_ids", "prompt_token_ids"})
+_ESCAPED_ASCII = b"\\u00"
+_DONE = b"[DONE]"
+
+# What every chunk of an OpenAI stream carries, whatever it is for.
+_ENVELOPE = frozenset({"id", "object", "created", "model", "system_fingerprint", "service_tier"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TapSettings:
+    """What to lift, and what to leave in the client's answer.
+
+    `lift_token_ids`: read prompt and answer token ids. `hide_token_ids`: the router asked for them, the
+    client did not. `expose_params`: the operator wants clients to see the engine's transfer parameters.
+    """
+
+    lift_token_ids: bool = False
+    hide_token_ids: bool = False
+    expose_params: bool = False
+    max_event_bytes: int = DEFAULT_MAX_EVENT_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TapEnd:
+    """A stream that is over. It is complete if the engine said so (`[DONE]`) and reported no error.
+
+    `dropped_bytes` of an event that broke off were not given to the client. An incomplete stream needs an
+    `error_event`, unless `done` or `answer.error` says that the engine has ended it itself.
+    """
+
+    answer: Answer
+    done: bool
+    dropped_bytes: int
+
+    @property
+    def complete(self) -> bool:
+        return self.done and self.answer.error is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lifted:
+    """A whole answer: the bytes for the client, and what the router read in it."""
+
+    body: bytes
+    answer: Answer
+
+
+class Tap:
+    """Sits between an engine's streamed answer and the client. `feed` it the chunks, then `finish` it once.
+
+    Holds at most one incomplete event, besides the token ids that it collects.
+    """
+
+    __slots__ = ("_done", "_framer", "_max_event_bytes", "_reading", "_settings", "_withheld")
+
+    def __init__(self, settings: TapSettings) -> None:
+        self._settings = settings
+        self._max_event_bytes = settings.max_event_bytes
+        self._framer = Framer(max_event_bytes=settings.max_event_bytes)
+        self._reading = Reading(lift_token_ids=settings.lift_token_ids)
+        self._done = False
+        self._withheld = False
+
+    @property
+    def done(self) -> bool:
+        """Whether the engine has said that the stream is over (`[DONE]`)."""
+        return self._done
+
+    @property
+    def saw_content(self) -> bool:
+        """Whether an event with generated content (text, reasoning, a tool call) has passed."""
+        return self._reading.saw_content
+
+    def feed(self, chunk: bytes) -> bytes:
+        """The bytes to forward now; empty while an event is incomplete.
+
+        Raises `EventTooLarge`; the stream is then to be treated as broken off.
+        """
+        if (
+            self._framer.at_rest
+            and ends_event(chunk)
+            and len(chunk) <= self._max_event_bytes
+            and self._is_plain(chunk)
+        ):
+            self._withheld = False
+            return chunk
+        return b"".join([self._forward(event) for event in self._framer.feed(chunk)])
+
+    def answer(self) -> Answer:
+        """What has been read so far."""
+        return self._reading.answer()
+
+    def finish(self) -> TapEnd:
+        """What was read, once the engine has closed the stream or it broke off."""
+        return TapEnd(answer=self._reading.answer(), done=self._done, dropped_bytes=len(self._framer.tail))
+
+    def _is_plain(self, events: bytes) -> bool:
+        """Whether these bytes (of whole events) surely hold nothing to read or to take out.
+
+        Nothing in a JSON string can look like one of these names in quotes: inside a string the quotes are
+        escaped.
+        """
+        return (
+            self._reading.saw_content
+            and not self._settings.lift_token_ids
+            and not self._settings.hide_token_ids
+            and events.find(_PRIVATE_MARK) < 0
+            and events.find(_ESCAPED_ASCII) < 0
+            and events.find(b'"error"') < 0
+            and events.find(_DONE) < 0
+            and events.count(b'"finish_reason"') == events.count(b'"finish_reason":null')
+            and (events.find(b'"usage"') < 0 or events.count(b'"usage"') == events.count(b'"usage":null'))
+        )
+
+    def _forward(self, event: Event) -> bytes:
+        if event.is_remainder:
+            return b"" if self._withheld else event.raw
+        forwarded = event.raw if self._is_plain(event.raw) else self._read(event)
+        self._withheld = not forwarded
+        return forwarded
+
+    def _read(self, event: Event) -> bytes:
+        """Reads the event and gives what the client gets of it; empty if that is nothing."""
+        raw = event.raw
+        spans = event.data_spans()
+        data = b"\n".join([raw[start:end] for start, end in spans])
+        if not data or data.isspace():
+            return raw
+        if data.startswith(_DONE):
+            self._done = True
+            return raw
+        seen = self._reading.read(data)
+        if not _may_need_edits(data, self._settings):
+            return raw
+        if seen.content and not _may_hold_params(raw):
+            # The usual event of a stream with token ids: every mention of them is a member where they belong.
+            hidden, edits = _COMPACT_IDS.subn(rb"\1null", raw)
+            if edits == seen.id_lists and raw.count(b"token_ids") == seen.id_members:
+                return hidden
+        try:
+            private = _find_private(data, self._settings, blank=False)
+        except ValueError:
+            # No JSON object, so no client can read it; but it must not show what it may hold.
+            return b"" if _may_hold_params(data) else raw
+        self._reading.params = private.params or self._reading.params
+        if not private.edits:
+            return raw
+        if not seen.content and _nothing_left(data, private.found, self._settings):
+            return b""
+        return apply(raw, _in_event(private.edits, spans))
+
+
+def lift(body: bytes, settings: TapSettings) -> Lifted:
+    """Reads a whole (not streamed) answer and takes out what is not for the client.
+
+    Raises `ValueError` when the body is not a JSON object.
+    """
+    reading = Reading(lift_token_ids=settings.lift_token_ids)
+    reading.read(body)
+    if not reading.unreadable and not _may_need_edits(body, settings):
+        return Lifted(body=body, answer=reading.answer())
+    private = _find_private(body, settings, blank=True)
+    reading.params = private.params
+    return Lifted(body=apply(body, private.edits) if private.edits else body, answer=reading.answer())
+
+
+def error_event(message: str, kind: str, code: int | str) -> bytes:
+    """The end of a stream that failed, as vLLM sends it: an error object, then `[DONE]`.
+
+    Send it between whole events only. `kind` is the error's `type`. The OpenAI client raises on the error
+    object and never reads on to the `[DONE]`; clients that wait for a `[DONE]` do not hang.
+    """
+    error = {"error": {"message": message, "type": kind, "param": None, "code": code}}
+    return b"data: " + json.dumps(error).encode() + b"\n\ndata: [DONE]\n\n"
+
+
+class _Private(NamedTuple):
+    """A document's members, its parameters, and the edits that hide what is private in it."""
+
+    found: list[Member]
+    params: bytes | None
+    edits: list[Edit]
+
+
+def _may_hold_params(document: bytes) -> bool:
+    return document.find(_PRIVATE_MARK) >= 0 or document.find(_ESCAPED_ASCII) >= 0
+
+
+def _may_need_edits(document: bytes, settings: TapSettings) -> bool:
+    return _may_hold_params(document) or (settings.hide_token_ids and document.find(b"token_ids") >= 0)
+
+
+def _find_private(document: bytes, settings: TapSettings, *, blank: bool) -> _Private:
+    """Finds what is private. The parameters are cut out, or set to null where `blank`.
+
+    Raises `ValueError` when the document is not a JSON object.
+    """
+    found = members(document)
+    params: bytes | None = None
+    edits: list[Edit] = []
+    cut: set[int] = set()
+    for index, member in enumerate(found):
+        if member.key in _PRIVATE:
+            value = document[member.value_start : member.end]
+            if value == b"null":
+                continue
+            if member.key == _PARAMS:
+                params = value
+            if settings.expose_params:
+                continue
+            if blank:
+                edits.append(_nulled(member))
+            else:
+                cut.add(index)
+        elif settings.hide_token_ids and member.key == "choices":
+            for span in objects(document, member):
+                edits += _hidden_ids(document, members(document, *span))
+        elif settings.hide_token_ids and member.key in _TOKEN_IDS:
+            edits += _hidden_ids(document, [member])
+    return _Private(found, params, edits + removal(document, found, cut))
+
+
+def _hidden_ids(document: bytes, found: list[Member]) -> list[Edit]:
+    return [
+        _nulled(member)
+        for member in found
+        if member.key in _TOKEN_IDS and document[member.value_start : member.end] != b"null"
+    ]
+
+
+def _nulled(member: Member) -> Edit:
+    return Edit(member.value_start, member.end, b"null")
+
+
+def _nothing_left(document: bytes, found: list[Member], settings: TapSettings) -> bool:
+    """Whether an event would tell the client nothing once what is private is out of it.
+
+    Such an event is only sent for the router: a plugin's chunk with the handle and `choices: []`, on which a
+    client that indexes `choices[0]` breaks, or the chunk with an empty delta that vLLM (0.32) adds for tokens
+    without text where token ids are asked for. A chunk with usage tells something, so it stays.
+    """
+    for member in found:
+        if member.key in _ENVELOPE or _is_empty(document, member):
+            continue
+        if member.key in _PRIVATE and not settings.expose_params:
+            continue
+        if member.key in _TOKEN_IDS and settings.hide_token_ids:
+            continue
+        spans = objects(document, member) if member.key == "choices" else []
+        if not spans or not all(_is_idle_choice(document, members(document, *span)) for span in spans):
+            return False
+    return True
+
+
+def _is_idle_choice(document: bytes, found: list[Member]) -> bool:
+    return any(member.key == "delta" for member in found) and all(
+        member.key == "index" or member.key in _TOKEN_IDS or _is_empty(document, member) for member in found
+    )
+
+
+def _is_empty(document: bytes, member: Member) -> bool:
+    # Whitespace may make an empty container longer, but nobody writes that much of it.
+    value = document[member.value_start : min(member.end, member.value_start + 16)]
+    return value in EMPTY or (value[:1] in (b"[", b"{") and b"".join(value.split()) in EMPTY)
+
+
+def _in_event(edits: list[Edit], spans: list[tuple[int, int]]) -> list[Edit]:
+    """Edits of an event's data, as edits of its bytes. The lines of the event stay, only their values change.
+
+    A line end inside of what is edited stays: in JSON it can only be whitespace between tokens.
+    """
+    moved: list[Edit] = []
+    for start, end, content in edits:
+        left = content
+        line_at = 0
+        for line_start, line_end in spans:
+            length = line_end - line_start
+            low, high = max(start - line_at, 0), min(end - line_at, length)
+            if low < high:
+                moved.append(Edit(line_start + low, line_start + high, left))
+                left = b""
+            line_at += length + 1
+    return moved

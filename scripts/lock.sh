@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Writes requirements.lock and requirements-dev.lock anew from pyproject.toml, all pins with hashes.
+# Usage: scripts/lock.sh [--upgrade]
+set -euo pipefail
+cd "${0%/*}/.."
+
+[ -x .venv-lock/bin/uv ] || { python3 -m venv .venv-lock && .venv-lock/bin/python -m pip install -qq uv; }
+compile() {
+    UV_CUSTOM_COMPILE_COMMAND="make lock" .venv-lock/bin/uv pip compile --quiet --no-config --no-annotate \
+        --generate-hashes --no-emit-index-url --no-emit-find-links --universal --python-version 3.11 "$@"
+}
+compile pyproject.toml --output-file requirements.lock "$@"
+# The tools around the same runtime: whatever is tested is what is deployed.
+compile pyproject.toml --extra dev --extra demo --constraint requirements.lock --output-file requirements-dev.lock "$@"
