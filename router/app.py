@@ -1,17 +1,23 @@
 """The only place that wires things together: settings in, an ASGI application and its tasks out."""
 
-import asyncio
 import contextlib
 import logging
+import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import Response
-from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
@@ -21,15 +27,15 @@ from router import __version__, errors
 from router.engines.aiohttp_upstream import AiohttpUpstream
 from router.engines.upstream import Upstream
 from router.fleet.doubts import Doubts
-from router.fleet.node import Role
 from router.fleet.pool import Fleet
+from router.fleet.probe import Prober
 from router.http import probes
 from router.http.models import ModelsRoute
 from router.http.openai import PATHS, InferenceRoute, OpenTurns
 from router.ledger.memory import MemoryLedger
 from router.ledger.store import LedgerStats
 from router.settings import Settings
-from router.supervise import repeat
+from router.supervise import every, supervised
 from router.telemetry import logs
 from router.telemetry.facts import Facts
 from router.telemetry.metrics import Metrics, StateCollector, build_info
@@ -41,8 +47,8 @@ SWEEP_EVERY_S = 1.0
 LOG = logging.getLogger("router")
 
 
-def relay_settings(settings: Settings) -> RelaySettings:
-    """The part of the settings that shapes turns."""
+def relay_settings(settings: Settings, key: Callable[[], str | None]) -> RelaySettings:
+    """The part of the settings that shapes turns. ``key`` gives the engines' key as it is now."""
     return RelaySettings(
         lifetime=Lifetime(settings.decode_ttl_s, settings.deadline_margin_s, settings.decode_ttl_is_set),
         verify=settings.verify,
@@ -57,8 +63,25 @@ def relay_settings(settings: Settings) -> RelaySettings:
         idle_s=settings.idle_timeout_s,
         expose_params=settings.expose_params,
         explain_headers=settings.explain_headers,
-        api_key=settings.engine_api_key(),
+        prefill_lease_s=settings.prefill_lease_s,
+        rewrite_remote_host=settings.rewrite_remote_host,
+        api_key=key,
     )
+
+
+class EngineKey:
+    """The engines' key, read again now and then so that it can be rotated; the last good one stays."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._key = settings.engine_api_key()
+
+    def __call__(self) -> str | None:
+        return self._key
+
+    def refresh(self) -> None:
+        """Read the file again. Raises OSError, and keeps the old key."""
+        self._key = self._settings.engine_api_key()
 
 
 @dataclass(slots=True)
@@ -70,10 +93,12 @@ class Router:
     registry: CollectorRegistry
     open_turns: OpenTurns
     ledger_stats: LedgerStats
+    key: "EngineKey"
     draining: bool = False
 
     async def sweep(self) -> None:
         """Drop what has expired, and take the sizes that a scrape shows."""
+        self.key.refresh()
         await self.context.ledger.sweep()
         self.ledger_stats = await self.context.ledger.stats()
 
@@ -81,31 +106,32 @@ class Router:
     async def running(self) -> AsyncIterator[None]:
         """Background tasks run inside; connections are closed at the end."""
         context = self.context
-        tasks = [
-            asyncio.create_task(
-                context.fleet.run(context.upstream, interval_s=self.settings.probe_interval_s), name="probe"
-            ),
-            asyncio.create_task(
-                repeat("sweep", self.sweep, SWEEP_EVERY_S, context.facts), name="sweep"
-            ),
-        ]
+
+        async def probe() -> None:
+            await context.fleet.run(context.upstream, interval_s=self.settings.probe_interval_s)
+
         try:
-            yield
+            async with supervised({"probe": probe, "sweep": every(SWEEP_EVERY_S, self.sweep)}, context.facts):
+                yield
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             await context.ledger.close()
             await context.upstream.close()
+
+
+def _prober(key: EngineKey) -> Prober:
+    """Probes show the engines' key: with one set, vLLM answers nothing below /v1 without it."""
+    held = key()
+    return Prober(headers=(("authorization", f"Bearer {held}"),) if held is not None else ())
 
 
 def build(settings: Settings, *, upstream: Upstream | None = None) -> Router:
     """A router for ``settings``. ``upstream`` replaces the HTTP client, for tests."""
     facts = Facts(on_error=lambda error: LOG.error("a subscriber of facts failed: %r", error))
     registry = CollectorRegistry()
+    key = EngineKey(settings)
     context = Context(
         upstream=upstream or AiohttpUpstream(keepalive_s=settings.engine_keepalive_s),
-        fleet=Fleet.of(settings.prefill, settings.decode, facts=facts),
+        fleet=Fleet.of(settings.prefill, settings.decode, facts=facts, probe=_prober(key)),
         ledger=MemoryLedger(
             max_branches=settings.max_branches,
             max_bytes=settings.max_ledger_bytes,
@@ -114,10 +140,10 @@ def build(settings: Settings, *, upstream: Upstream | None = None) -> Router:
         ),
         facts=facts,
         doubts=Doubts(),
-        settings=relay_settings(settings),
+        settings=relay_settings(settings, key),
         now=time.monotonic,
     )
-    router = Router(settings, context, registry, OpenTurns(), LedgerStats(0, 0, 0, 0, 0, 0, 0))
+    router = Router(settings, context, registry, OpenTurns(), LedgerStats(0, 0, 0, 0, 0, 0, 0), key)
     facts.subscribe(Metrics(registry))
     facts.subscribe(logs.FactLog())
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
@@ -140,7 +166,12 @@ def application(router: Router) -> FastAPI:
             yield
 
     app = FastAPI(
-        title="Boomerang", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None
+        title="Boomerang",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
     )
     settings, context = router.settings, router.context
     relay = Relay(context)
@@ -149,7 +180,7 @@ def application(router: Router) -> FastAPI:
             relay, endpoint, router.open_turns, settings.max_body_bytes, settings.identity_header
         )
         app.router.routes.append(Route(path, route, methods=["POST"]))
-    app.router.routes.append(Route("/v1/models", ModelsRoute(context), methods=["GET"]))
+    app.router.routes.append(Route("/v1/models", ModelsRoute(context).get, methods=["GET"]))
     _add_probes(app, router)
     app.add_exception_handler(HTTPException, _refuse)
     return app
@@ -236,8 +267,8 @@ def serve(settings: Settings) -> int:
         access_log=False,
         log_config=None,
         server_header=False,
-        timeout_keep_alive=round(settings.keepalive_s),
-        timeout_graceful_shutdown=round(settings.drain_s),
+        timeout_keep_alive=math.ceil(settings.keepalive_s),
+        timeout_graceful_shutdown=math.ceil(settings.drain_s),
     )
     server = _Server(config, router)
     server.run()

@@ -7,6 +7,7 @@ Names and rules were read in vLLM 0.22-0.33's NIXL connector and seen on running
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -150,6 +151,24 @@ def cut(raw: bytes, *, tokens: int, block_size: int) -> bytes:
     edited: dict[str, msgspec.Raw | bytes] = dict(members)
     edited["remote_num_tokens"] = str(tokens).encode()
     edited["remote_block_ids"] = msgspec.json.encode(kept)
+    return _join(edited)
+
+
+_LOOPBACK: Final = ("localhost", "127.", "::1", "[::1]", "0.0.0.0")  # noqa: S104 - compared, never bound
+
+
+def reachable(raw: bytes, *, origin: str) -> bytes:
+    """The same params with a loopback side channel replaced by the host that the engine itself is reached at.
+
+    For engines that were started without ``VLLM_NIXL_SIDE_CHANNEL_HOST``; any other address is left alone.
+    """
+    members = _members(raw)
+    host = members.get("remote_host")
+    named = msgspec.json.decode(host) if host is not None else None
+    if not isinstance(named, str) or not named.startswith(_LOOPBACK):
+        return raw
+    edited: dict[str, msgspec.Raw | bytes] = dict(members)
+    edited["remote_host"] = msgspec.json.encode(urlsplit(origin).hostname or named)
     return _join(edited)
 
 

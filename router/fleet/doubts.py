@@ -1,5 +1,6 @@
-"""What the router no longer trusts for a while: pairs whose pull failed, models that render otherwise."""
+"""What the router no longer trusts: pairs whose pull failed, models that render otherwise, tainted caches."""
 
+import secrets
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -16,6 +17,7 @@ class Doubts:
     model_s: float = 3600.0
     _pairs: dict[tuple[str, str], float] = field(default_factory=dict)
     _models: dict[str, float] = field(default_factory=dict)
+    _tainted: dict[str, tuple[str | None, str]] = field(default_factory=dict)
 
     def cool(self, prefill: str, decode: str, now_s: float) -> None:
         """No handle of ``decode`` goes to ``prefill`` until ``pair_s`` from now."""
@@ -36,6 +38,23 @@ class Doubts:
 
     def mistrusts(self, model: str, now_s: float) -> bool:
         return self._models.get(model, now_s) > now_s
+
+    def taint(self, origin: str, engine_id: str | None) -> None:
+        """The engine at ``origin`` may hold wrong KV under right hashes: use it under a salt of ours only."""
+        self._tainted[origin] = engine_id, secrets.token_hex(16)
+
+    def salt(self, origin: str, engine_id: str | None) -> str | None:
+        """The salt that keeps requests away from what a tainted engine has cached; None for any other.
+
+        A prefix cache lives as long as its engine's process, and so does this doubt.
+        """
+        tainted = self._tainted.get(origin)
+        if tainted is None:
+            return None
+        if None not in (tainted[0], engine_id) and tainted[0] != engine_id:
+            del self._tainted[origin]
+            return None
+        return tainted[1]
 
     @staticmethod
     def _trim(entries: dict[_Key, float], now_s: float) -> None:

@@ -26,11 +26,11 @@ class ModelsRoute:
 
     context: Context
 
-    async def __call__(self, request: Request) -> Response:
+    async def get(self, request: Request) -> Response:
         nodes = self.context.fleet.snapshot.ready(Role.DECODE)
         if not nodes:
             return _refused(errors.NoCapacity("no decode node is ready"))
-        headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers.raw)
+        headers = tuple((k.decode("latin-1"), v.decode("latin-1")) for k, v in request.headers.raw)
         results = await asyncio.gather(*(self._ask(node, headers) for node in nodes))
         answers = [result for result in results if isinstance(result, Answer)]
         good = [answer for answer in answers if answer.status == 200]
@@ -43,7 +43,7 @@ class ModelsRoute:
         return _refused(told("decode", nodes[0].key, error))
 
     async def _ask(self, node: Node, headers: tuple[tuple[str, str], ...]) -> Answer | UpstreamError:
-        sent = engine_headers(headers, leg_id="brg-models", api_key=self.context.settings.api_key)
+        sent = engine_headers(headers, leg_id="brg-models", api_key=self.context.settings.api_key())
         try:
             return await self.context.upstream.send(node.origin, Call("GET", _PATH, sent, limits=_LIMITS))
         except UpstreamError as error:

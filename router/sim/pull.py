@@ -139,7 +139,7 @@ def _judge(
         engine.corrupt(sequence, Corruption.EXPIRED_READ, f"{where}, {answer.kept}")
     elif misaligned:
         engine.corrupt(sequence, Corruption.BAD_TRIM, f"{where}, not the ones that are missing")
-    elif wrong is not None:
+    elif wrong is not None and not sequence.corrupt:
         engine.corrupt(sequence, Corruption.FOREIGN_KV, f"{where}, wrong from the one at {wrong}")
 
 

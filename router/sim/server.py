@@ -141,10 +141,11 @@ class SimServer:
         self._fabric = fabric or HttpFabric()
         self._socket = socket.create_server((host, port))
         self.port: int = self._socket.getsockname()[1]
-        self.origin = f"http://{host}:{self.port}"
+        reachable = "127.0.0.1" if host in ("", "0.0.0.0") else host  # noqa: S104 - compared, not bound
+        self.origin = f"http://{reachable}:{self.port}"
         self.engine = SimEngine(config, fabric=self._fabric, clock=clock)
         if fabric is None and self.engine.config.side_channel is None:
-            self.engine.address = (host, self.port)
+            self.engine.address = (reachable, self.port)
         self._server = _Server(
             uvicorn.Config(
                 cast(Any, application(self.engine)),
@@ -181,6 +182,7 @@ class SimServer:
 async def serve(config: EngineConfig, host: str, port: int) -> None:
     """Serve a simulated engine until the task is cancelled. Raises OSError for a port that is taken."""
     async with SimServer(config, host=host, port=port) as server:
+        print(f"simulated engine ({config.role}, vLLM {config.version}) on {server.origin}", flush=True)
         await server.closed()
 
 
@@ -188,7 +190,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``boomerang sim``."""
     parser.add_argument("--role", choices=("prefill", "decode", "both"), default="both")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--port", type=int, required=True, help="0 for any free one")
     parser.add_argument("--profile", choices=sorted(PROFILES), default="qwen3-32b")
     parser.add_argument("--version", dest="engine_version", choices=("0.32.0", "0.33.0"), default="0.33.0")
     parser.add_argument("--model", default=EngineConfig().model, help="the served model's name")
@@ -236,8 +238,3 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"cannot listen on {arguments.host}:{arguments.port}: {error.strerror}")
         return 1
     return 0
-
-
-def main(arguments: argparse.Namespace) -> int:
-    """``boomerang sim``: the name under which the command line calls ``run``."""
-    return run(arguments)

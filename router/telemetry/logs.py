@@ -85,7 +85,9 @@ def _fields(fact: Fact) -> dict[str, Any]:
 
 def _told(text: str) -> str:
     """A text of a caller's or an engine's, of a bounded length and without what may be a secret."""
-    return redact(text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}…")
+    # What is looked at is longer than what is kept: a secret must not escape by being cut in half.
+    safe = redact(text[: 4 * _MAX_CHARS])
+    return safe if len(safe) <= _MAX_CHARS else f"{safe[:_MAX_CHARS]}…"
 
 
 def _one_line(text: str) -> str:

@@ -72,7 +72,7 @@ class DecodeLeg:
         request, settings = self.request, self.context.settings
         node = self.plan.decode
         lift_ids = self._wants_token_ids()
-        headers = engine_headers(request.headers, leg_id=self.record.leg_id("d"), api_key=settings.api_key)
+        headers = engine_headers(request.headers, leg_id=self.record.leg_id("d"), api_key=settings.api_key())
         answer_s = settings.first_token_s if request.stream else settings.decode_s
         call = Call("POST", request.path, headers, self._body(lift_ids=lift_ids), settings.limits(answer_s))
         tap_settings = tap.TapSettings(
@@ -103,7 +103,10 @@ class DecodeLeg:
 
     def _body(self, *, lift_ids: bool) -> bytes:
         if self.prefilled is None:
-            return unsplit_body(self.request)
+            node = self.plan.decode
+            return unsplit_body(
+                self.request, salt=self.context.doubts.salt(node.origin, node.engine.engine_id)
+            )
         return decode_body(
             self.request, self.prefilled.params, want_token_ids=lift_ids, salt=self.prefilled.salt
         )

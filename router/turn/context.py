@@ -12,6 +12,11 @@ from router.telemetry.facts import Facts
 from router.turn.handle import Lifetime
 
 
+def no_key() -> str | None:
+    """Engines want no key."""
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class RelaySettings:
     """The settings that shape turns. ``router.settings`` says what each is for."""
@@ -31,7 +36,9 @@ class RelaySettings:
     max_answer_bytes: int = 268_435_456
     expose_params: bool = False
     explain_headers: bool = True
-    api_key: str | None = None
+    prefill_lease_s: float = 30.0
+    rewrite_remote_host: bool = False
+    api_key: Callable[[], str | None] = no_key
 
     def limits(self, answer_s: float | None) -> Limits:
         """The bounds of a leg whose answer has to begin within ``answer_s`` seconds."""

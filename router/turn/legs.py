@@ -96,8 +96,13 @@ def without_steering(members: Members) -> Members:
     return kept
 
 
-def _salt(salt: str | None) -> dict[str, msgspec.Raw]:
-    return {} if salt is None else {"cache_salt": msgspec.Raw(msgspec.json.encode(salt))}
+def _salted(members: Members, salt: str | None) -> Members:
+    """``members`` under a cache salt of ours; a client's own salt stays part of it, and goes on isolating."""
+    if salt is None:
+        return members
+    own = members.get("cache_salt")
+    mixed = salt if own is None else f"{salt}:{bytes(own).decode(errors='replace')}"
+    return members | {"cache_salt": msgspec.Raw(msgspec.json.encode(mixed))}
 
 
 def prefill_body(request: Request, params: bytes, *, want_token_ids: bool, salt: str | None = None) -> bytes:
@@ -107,7 +112,7 @@ def prefill_body(request: Request, params: bytes, *, want_token_ids: bool, salt:
     if "max_completion_tokens" in members:
         members["max_completion_tokens"] = _ONE
     members["return_token_ids"] = _TRUE if want_token_ids else _FALSE
-    members |= _salt(salt)
+    members = _salted(members, salt)
     members[PARAMS_FIELD] = msgspec.Raw(params)
     return join(members)
 
@@ -119,18 +124,18 @@ def decode_body(
     members = without_steering(request.members)
     if want_token_ids:
         members["return_token_ids"] = _TRUE
-    members |= _salt(salt)
+    members = _salted(members, salt)
     if params is not None:
         members[PARAMS_FIELD] = msgspec.Raw(params)
     return join(members)
 
 
-def unsplit_body(request: Request) -> bytes:
+def unsplit_body(request: Request, *, salt: str | None = None) -> bytes:
     """The body of a request that one node serves alone: the client's, and no params of any kind.
 
     Empty or undirected params would pin blocks on D that nothing ever frees.
     """
-    return join(without_steering(request.members))
+    return join(_salted(without_steering(request.members), salt))
 
 
 def engine_headers(

@@ -147,12 +147,13 @@ def lineage_of(endpoint: Endpoint, members: Mapping[str, msgspec.Raw], tenant: b
     ``members`` are the body's top-level members as they go to an engine: what the edge strips (a client's
     ``kv_transfer_params``) has to be gone already, else it counts as unknown. ``tenant`` is a digest.
     """
-    scope = _scope(endpoint, members, tenant)
+    shaping = _shaping(endpoint, members)
+    scope = _scope(endpoint, shaping, tenant)
     history = members.get(_HISTORY.get(endpoint, ""))
     if history is not None:
         try:
             if endpoint is Endpoint.CHAT:
-                shown_bytes = sum(len(memoryview(members[name])) for name in _SHOWN if name in members)
+                shown_bytes = sum(len(memoryview(shaping[name])) for name in _SHOWN if name in shaping)
                 return _of_messages(scope, msgspec.json.decode(history), shown_bytes)
             return _of_prompt(scope, msgspec.json.decode(history))
         except _UNREADABLE:
@@ -160,7 +161,8 @@ def lineage_of(endpoint: Endpoint, members: Mapping[str, msgspec.Raw], tenant: b
     return Lineage(scope, (), (), 1, 0)
 
 
-def _scope(endpoint: Endpoint, members: Mapping[str, msgspec.Raw], tenant: bytes) -> bytes:
+def _shaping(endpoint: Endpoint, members: Mapping[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
+    """The members that can change the prompt, but for the history; canonical where they can be read."""
     shaping: dict[str, msgspec.Raw] = {}
     history = _HISTORY.get(endpoint)
     for name, raw in members.items():
@@ -180,6 +182,10 @@ def _scope(endpoint: Endpoint, members: Mapping[str, msgspec.Raw], tenant: bytes
     chosen = shaping.pop("tool_choice", None)
     if chosen is not None and bytes(chosen) == b'"none"' and "tools" in shaping:
         shaping["tool_choice"] = chosen
+    return shaping
+
+
+def _scope(endpoint: Endpoint, shaping: Mapping[str, msgspec.Raw], tenant: bytes) -> bytes:
     state = blake2b(digest_size=KEY_BYTES, person=_PERSON_SCOPE)
     for part in (tenant, endpoint.encode(), _encode(shaping)):
         state.update(len(part).to_bytes(8, "little"))

@@ -45,6 +45,8 @@ class Reason(StrEnum):
     MODEL_MISTRUSTED = "model_mistrusted"
     UNVERIFIABLE = "unverifiable"
     MEDIA = "media"
+    BLOCK_SIZE = "block_size"
+    """P and D hold blocks of different sizes, and P's own prefix cache would shift the ones that it reads."""
     RETRY = "retry"
     """A prefill leg that carried the handle failed or was overdue."""
     MISMATCH = "mismatch"
@@ -148,7 +150,19 @@ def _obstacle(situation: Situation, found: Found, handle: Handle, prefill: Node)
     if handle.media_depth > found.depth and not _engine_checks(situation.mode, handle, prefill):
         # Placeholder tokens are equal for different images, so tokens prove nothing past the equal messages.
         return Reason.MEDIA
+    if _shifts_blocks(prefill, holder):
+        return Reason.BLOCK_SIZE
     return None
+
+
+def _shifts_blocks(prefill: Node, holder: Node) -> bool:
+    """Whether P may read the wrong blocks even of a handle that is all its prompt's.
+
+    P leaves out of D's list as many blocks as its own cache lacks none of; counts of blocks of another size
+    tell it nothing.
+    """
+    sizes = {prefill.engine.block_size, holder.engine.block_size} - {None}
+    return len(sizes) > 1 and prefill.engine.prefix_cache is not False
 
 
 def _engine_checks(mode: str, handle: Handle, prefill: Node) -> bool:

@@ -90,7 +90,7 @@ async def prefill(
     body = prefill_body(
         request, reuse.params, want_token_ids=wants_prompt_ids(context, request, plan), salt=salt
     )
-    headers = engine_headers(request.headers, leg_id=record.leg_id("p"), api_key=settings.api_key)
+    headers = engine_headers(request.headers, leg_id=record.leg_id("p"), api_key=settings.api_key())
     overdue_s = settings.pull_s if reuse.tokens else settings.prefill_s
     call = Call("POST", request.path, headers, body, settings.limits(overdue_s))
     if reuse.carries_handle:
@@ -122,7 +122,7 @@ def _read(
         raise PrefillFailed("an answer that is no completion", answer=None)
     if any(reason in _UNSANE_FINISH for reason in lifted.finish_reasons):
         raise PrefillFailed(f"finish reason {lifted.finish_reasons[0]}")
-    params = None
+    params, sent = None, lifted.params
     if lifted.params is not None:
         try:
             params = nixl.read(lifted.params)
@@ -134,9 +134,11 @@ def _read(
             push_mode=params.push_mode,
             verifies=params.verified_tokens is not None,
         )
+        if context.settings.rewrite_remote_host:
+            sent = nixl.reachable(lifted.params, origin=node.origin)
     _compare(context, request, plan, reuse, prompt_ids=lifted.prompt_token_ids, params=params)
     return Prefilled(
-        params=lifted.params,
+        params=sent,
         prompt_ids=lifted.prompt_token_ids,
         reused_tokens=params.reused_tokens if params is not None else None,
         verified_tokens=params.verified_tokens if params is not None else None,

@@ -1,10 +1,10 @@
 """Everything up to a sane prefill: plan, verify, run the leg; what failed is left out of the next try."""
 
-import secrets
 from dataclasses import dataclass, replace
 
 from router import errors
 from router.engines.upstream import NeverSent, Stale, TimedOut
+from router.fleet.node import Node
 from router.telemetry.facts import HandleFact, LegFailed, Outcome, Phase
 from router.turn.context import Context
 from router.turn.custody import Custody
@@ -18,7 +18,9 @@ from router.turn.telling import answered, told
 MAX_ATTEMPTS = 6
 """Legs of one role in one turn: each further one follows from a fault that rules something out for good."""
 
-_RELEASABLE = frozenset({Uncut.DIVERGED, Reason.MEDIA, Reason.MODEL_MISTRUSTED, Reason.UNVERIFIABLE})
+_RELEASABLE = frozenset(
+    {Uncut.DIVERGED, Reason.BLOCK_SIZE, Reason.MEDIA, Reason.MODEL_MISTRUSTED, Reason.UNVERIFIABLE}
+)
 """Reasons to leave a handle that do not speak against telling its D so."""
 
 _USELESS = frozenset({Reason.ENGINE_RESTARTED, Reason.HOLDER_GONE, Reason.PAIR_COOLING})
@@ -38,7 +40,6 @@ class Prefilling:
 
         Raises Refused for P's 4xx, and errors.RequestError when nothing is left to try.
         """
-        salt: str | None = None
         last: Exception | None = None
         for attempt in range(1, MAX_ATTEMPTS + 1):
             plan = self._plan(last)
@@ -48,7 +49,9 @@ class Prefilling:
             started_s = self.context.now()
             self.record.phase = Phase.PREFILL
             try:
-                prefilled = await prefill(self.context, self.record, plan, reuse, self.custody, salt=salt)
+                prefilled = await prefill(
+                    self.context, self.record, plan, reuse, self.custody, salt=self._salt(plan)
+                )
             except NeverSent as error:
                 last = error
                 self._failed(plan, str(error), "other_node", with_handle=False)
@@ -58,8 +61,7 @@ class Prefilling:
                 self._failed(plan, str(error), "salted", with_handle=True)
                 self.custody.tell(Outcome.FAILED, reuse.tokens, Reason.MISMATCH)
                 self.situation = replace(self.situation, cold_reason=Reason.MISMATCH)
-                # What P filed in its prefix cache may be wrong; under a salt of ours nobody finds it.
-                salt = secrets.token_hex(16)
+                self._taint(plan.prefill)
             except PrefillFailed as error:
                 last = error
                 self._after_failure(plan, reuse, error, attempt)
@@ -75,6 +77,17 @@ class Prefilling:
     def go_cold(self) -> None:
         """The rest of the turn uses no handle."""
         self.situation = replace(self.situation, cold_reason=self.situation.cold_reason or Reason.RETRY)
+
+    def _salt(self, plan: Plan) -> str | None:
+        """The salt of both legs, where one of their engines has a prefix cache that is not to be trusted."""
+        nodes = (plan.prefill, plan.decode)
+        salts = (self.context.doubts.salt(node.origin, node.engine.engine_id) for node in nodes if node)
+        return next((salt for salt in salts if salt is not None), None)
+
+    def _taint(self, node: Node) -> None:
+        """What P filed in its prefix cache may be wrong: later requests keep away from it, this one too."""
+        known = self.context.fleet.snapshot.get(node.key)
+        self.context.doubts.taint(node.origin, known.engine.engine_id if known is not None else None)
 
     def _plan(self, last: Exception | None) -> Plan:
         found = self.situation.found

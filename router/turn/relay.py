@@ -63,6 +63,10 @@ class Relay:
         await client.whole(refused.answer.status, client_headers(refused.answer.headers), refused.answer.body)
 
 
+class _LeaseOver(Exception):
+    """Too much time passed since the prefill leg: P may have given D's blocks away."""
+
+
 @dataclass(slots=True)
 class _Turn:
     context: Context
@@ -123,11 +127,11 @@ class _Turn:
         )
 
     async def _legs(self, first: Prefilling, memory: Memory) -> None:
-        """Both legs; again from the prefill leg once, if D's connection was stale and D answered nothing."""
+        """Both legs; again from the prefill leg once, if P's params cannot serve a decode leg any more."""
         plan, prefilled = await first.run()
         try:
             await self._decode(first, memory, plan, prefilled)
-        except Stale as error:
+        except (Stale, _LeaseOver) as error:
             self._decode_failed(plan, str(error), "prefill_again")
             # D may have seen P's params and freed its blocks: they do not serve a second attempt.
             first.go_cold()
@@ -136,13 +140,16 @@ class _Turn:
                 await self._decode(first, memory, plan, prefilled)
             except Stale as again:
                 raise told("decode", plan.decode.key, again) from again
+            except _LeaseOver as again:
+                raise errors.UpstreamTimeout(f"decode node {plan.decode.key}: {again}") from again
 
     async def _decode(
         self, first: Prefilling, memory: Memory, plan: Plan, prefilled: Prefilled | None
     ) -> None:
-        """The decode leg, on another node while nothing at all was sent. Raises Stale."""
+        """The decode leg, on another node while nothing at all was sent. Raises Stale and _LeaseOver."""
         for _ in range(MAX_ATTEMPTS):
             key = plan.decode.key
+            self._check_lease()
             leg = DecodeLeg(
                 self.context, self.request, plan, prefilled, self.record, self.client, memory,
                 self._explain(plan, prefilled),
@@ -167,6 +174,14 @@ class _Turn:
                 self._decode_failed(plan, str(error), "fail")
                 raise answered("decode", key, error.answer, str(error)) from error
         raise errors.UpstreamBroken("no decode node could be reached")
+
+    def _check_lease(self) -> None:
+        """P keeps its blocks for a lease that only D renews; after that D would read others."""
+        ended_s, lease_s = self.record.prefill_ended_s, self.context.settings.prefill_lease_s
+        if ended_s is not None and self.context.now() - ended_s > lease_s:
+            raise _LeaseOver(
+                f"the prefill node's lease of {lease_s:g} s passed before the decode leg was sent"
+            )
 
     def _decode_failed(self, plan: Plan, why: str, action: str) -> None:
         self.context.facts.publish(

@@ -67,7 +67,7 @@ class Memory:
         prompt_tokens = self._prompt_tokens(prefilled, ended, None)
         accepted = accept(
             Finish(
-                params=ended.answer.params,
+                params=self._reachable(plan, ended),
                 decode=node,
                 sent_at_s=ended.sent_at_s,
                 waited_from_s=ended.waited_from_s,
@@ -86,6 +86,16 @@ class Memory:
         else:
             self.context.facts.publish(HandleFact(Outcome.UNUSABLE, node, 0, accepted))
         return None
+
+    def _reachable(self, plan: Plan, ended: Ended) -> bytes | None:
+        """D's params, with an address that P can reach where the operator says they name none."""
+        raw = ended.answer.params
+        if raw is None or not self.context.settings.rewrite_remote_host:
+            return raw
+        try:
+            return nixl.reachable(raw, origin=plan.decode.origin)
+        except nixl.NotParams:
+            return raw
 
     def _held(
         self, plan: Plan, prefilled: Prefilled, ended: Ended, params: nixl.Params | None

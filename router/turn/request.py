@@ -70,7 +70,7 @@ _SMALL_BYTES: Final = 64
 
 
 def small(members: Mapping[str, msgspec.Raw], name: str) -> Any:
-    """The value of a member that is a number, a word or a flag; None where it is absent, null or none of them.
+    """The value of a member that is a number, a word or a flag; None where there is none such.
 
     Never raises: a value that cannot be read is the engine's to refuse.
     """
@@ -87,7 +87,7 @@ _TRUE_WORDS: Final = frozenset({"1", "true", "t", "on", "yes", "y"})
 
 
 def flag(members: Mapping[str, msgspec.Raw], name: str) -> bool:
-    """Whether a member is true as vLLM reads it: pydantic's lax booleans, so that ``1`` and ``"yes"`` count."""
+    """Whether a member is true as vLLM reads it: in pydantic's lax way, ``1`` and ``"yes"`` are."""
     value = small(members, name)
     if isinstance(value, str):
         return value.lower() in _TRUE_WORDS

@@ -107,7 +107,7 @@ def _ids(answer: bytes) -> array[int] | None:
 
 async def _ask(context: Context, record: Record, node: Node, ask: render.Render) -> tuple[int, bytes]:
     settings = context.settings
-    headers = engine_headers(record.request.headers, leg_id=record.leg_id("r"), api_key=settings.api_key)
+    headers = engine_headers(record.request.headers, leg_id=record.leg_id("r"), api_key=settings.api_key())
     call = Call("POST", ask.path, headers, ask.body, settings.limits(settings.verify_s))
     try:
         answer = await context.upstream.send(node.origin, call)

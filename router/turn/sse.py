@@ -26,8 +26,8 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LINE_END = re.compile(rb"\r\n?|\n")
 # The first line end must be whole (`?+`): the two bytes of a CRLF are not two line ends.
 _BLANK_LINE = re.compile(rb"(?:\r\n?+|\n)(?:\r\n?|\n)")
-# A blank line's end spans four bytes at most, so a search may go on three bytes before what is new.
-_OVERLAP_BYTES = 3
+# Of what was searched before, only a line end at its very end can be half of a match.
+_OVERLAP_BYTES = 2
 
 
 class EventTooLarge(ValueError):

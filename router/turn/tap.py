@@ -118,7 +118,6 @@ class Tap:
             and len(chunk) <= self._max_event_bytes
             and self._is_plain(chunk)
         ):
-            self._withheld = False
             return chunk
         return b"".join([self._forward(event) for event in self._framer.feed(chunk)])
 

@@ -198,6 +198,8 @@ def test_put(document: bytes, values: dict[str, bytes], expected: bytes) -> None
         b'{"a":tru}',
         b'{"a":[1,[2}}',
         b'{"a":[{"b":1]}]}',
+        b'{"a":[[1}]}',
+        b'{"a":[{"b":[]]]}',
         b'{"a":{"}',
         b'{"a":{"b":[]}',
         b'{"a":"b}',

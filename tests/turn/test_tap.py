@@ -339,14 +339,16 @@ def test_a_chunk_sent_only_for_its_token_ids_goes(document: dict[str, Any], stay
         (b'"t\\u006fken_ids":[1,2]', b'"t\\u006fken_ids":null'),
         (b'"token_ids":[1,2],"token_ids":[3]', b'"token_ids":null,"token_ids":null'),
         (b'"x":{"token_ids":[9]},"token_ids":[1]', b'"x":{"token_ids":[9]},"token_ids":null'),
+        (b'"x":{"token_ids":[9]},"token_ids":[ 1 ]', b'"x":{"token_ids":[9]},"token_ids":null'),
     ],
 )
 def test_token_ids_are_hidden_in_every_spelling_and_only_where_they_belong(
     before: bytes, after: bytes
 ) -> None:
-    event_of = b'data: {"choices":[{"delta":{"content":"\\"token_ids\\":[1]"},%s}]}\n\n'
-    forwarded, _ = run(event_of % before, IDS)
-    assert forwarded == event_of % after
+    for content in (b"a", b'\\"token_ids\\":[1]'):
+        event_of = b'data: {"choices":[{"delta":{"content":"' + content + b'"},%s}]}\n\n'
+        forwarded, _ = run(event_of % before, IDS)
+        assert forwarded == event_of % after
 
 
 # ---- how a stream ends ---------------------------------------------------------------------------
@@ -401,15 +403,13 @@ def test_half_an_event_is_never_glued_to_the_error_event() -> None:
         assert [json.loads(part[6:]) for part in told.split(b"\n\n")[:-2]][-1]["error"]["message"] == "x"
 
 
-def test_done_is_known_at_once() -> None:
+def test_done_and_content_are_known_at_once() -> None:
     tap = Tap(PLAIN)
-    tap.feed(ROLE)
-    assert not tap.saw_content
-    tap.feed(event(chunk("a")))
-    assert tap.saw_content
-    assert not tap.done
-    tap.feed(with_handle(chunk("b", "stop")) + DONE)
-    assert tap.done
+    told = []
+    for part in (ROLE, event(chunk("a")), with_handle(chunk("b", "stop")) + DONE):
+        tap.feed(part)
+        told.append((tap.saw_content, tap.done))
+    assert told == [(False, False), (True, False), (True, True)]
     assert tap.answer() == tap.finish().answer
     assert tap.answer().params == HANDLE
 
@@ -588,7 +588,8 @@ def run_all(tap: Tap, chunks: list[bytes]) -> None:
 def body(params: bytes = b"null", ids: bytes = b"null", prompt: bytes = b"null") -> bytes:
     return (
         b'{"id":"chatcmpl-1","choices":[{"index":0,"message":{"role":"assistant",'
-        b'"content":"\xe6\xb1\x89 kv_transfer_params","tool_calls":[]},"finish_reason":"stop","token_ids":%s}],"usage":{"prompt_tokens":5,"completion_tokens":2,'
+        b'"content":"\xe6\xb1\x89 kv_transfer_params","tool_calls":[]},"finish_reason":"stop",'
+        b'"token_ids":%s}],"usage":{"prompt_tokens":5,"completion_tokens":2,'
         b'"prompt_tokens_details":{"cached_tokens":4}},"prompt_token_ids":%s , "kv_transfer_params": %s}\n'
     ) % (ids, prompt, params)
 

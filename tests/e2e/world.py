@@ -1,0 +1,133 @@
+"""A whole router over simulated engines in one process, in virtual time.
+
+The turn code, the ledger, the fleet and its probes are the real ones; only sockets are left out.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import count
+from typing import Final, Self, TypeVar
+
+import msgspec
+
+from router.fleet.doubts import Doubts
+from router.fleet.pool import Fleet
+from router.ledger.memory import MemoryLedger
+from router.sim.engine import SimEngine
+from router.sim.upstream import SimUpstream
+from router.telemetry.facts import Facts
+from router.turn.context import Context, RelaySettings
+from router.turn.handle import Lifetime
+from router.turn.relay import Relay
+from router.turn.request import Endpoint, read_request
+from tests.e2e.asks import CHAT, COMPLETIONS, Ask
+from tests.e2e.setups import Setup
+from tests.e2e.stage import TENANT_HEADER, Stage, Turn, named, turn_of
+from tests.e2e.virtual_time import LoopClock, VirtualLoop
+
+_ENDPOINTS: Final = {CHAT: Endpoint.CHAT, COMPLETIONS: Endpoint.COMPLETIONS}
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class RecordingClient:
+    """A client that reads as fast as it is written to."""
+
+    started: bool = False
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytearray = field(default_factory=bytearray)
+
+    async def start(self, status: int, headers: Sequence[tuple[str, str]]) -> None:
+        self.started, self.status, self.headers = True, status, dict(headers)
+
+    async def write(self, data: bytes) -> None:
+        self.body += data
+
+    async def end(self) -> None:
+        """Nothing more comes; what came tells whether it is complete."""
+
+    async def whole(self, status: int, headers: Sequence[tuple[str, str]], body: bytes) -> None:
+        await self.start(status, headers)
+        await self.write(body)
+
+
+class World(Stage):
+    """One router, its engines, and their history. Leave its context to close it."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.loop = VirtualLoop()
+        clock = LoopClock(self.loop)
+        engines, prefills = named(setup, SimEngine, clock)
+        super().__init__(setup, engines, prefills, clock)
+        self.upstream = SimUpstream(engines)
+        self.failures: list[Exception] = []
+        facts = Facts(on_error=self.failures.append)
+        decodes = [origin for origin in engines if origin not in prefills]
+        self.context = Context(
+            upstream=self.upstream,
+            fleet=Fleet.of(prefills, decodes, facts=facts),
+            ledger=MemoryLedger(trace_ttl_s=3_600.0, now=clock.now),
+            facts=facts,
+            doubts=Doubts(),
+            settings=RelaySettings(
+                lifetime=Lifetime(setup.ttl_s, setup.margin_s, explicit=True),
+                verify=setup.verify,
+                answer_tokens=setup.answer_tokens,
+                take_share=setup.take_share,
+            ),
+            now=clock.now,
+        )
+        self.relay = Relay(self.context)
+        self._ids = count(1)
+        self.run(self.probe())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.run(self.loop.shutdown_asyncgens())
+        self.loop.close()
+
+    def run(self, awaitable: Awaitable[T]) -> T:
+        """Run something to its end in this world's time."""
+        return self.loop.run_until_complete(awaitable)
+
+    async def turn(self, ask: Ask) -> Turn:
+        client = RecordingClient()
+        headers = (*ask.headers, (TENANT_HEADER, ask.tenant))
+        body = msgspec.json.encode(ask.body)
+        request = read_request(_ENDPOINTS[ask.path], ask.path, headers, body, turn_id=f"t{next(self._ids)}")
+        tenant = blake2b(ask.tenant.encode(), digest_size=16).digest()
+        left = False
+        running = asyncio.ensure_future(self.relay.run(request, tenant, client))
+        if ask.leave_after_s is not None:
+            await asyncio.wait({running}, timeout=ask.leave_after_s)
+            left = running.cancel()
+        try:
+            await running
+        except asyncio.CancelledError:
+            if not left:
+                raise
+        return turn_of(ask, client.status, client.headers, bytes(client.body), left=left)
+
+    def pause(self, seconds: float) -> None:
+        self.loop.advance(seconds)
+
+    async def probe(self) -> None:
+        await self.context.fleet.refresh(self.upstream)
+
+    def take_down(self, origin: str) -> None:
+        self.upstream.engines.pop(origin, None)
+
+    def calm(self) -> None:
+        super().calm()
+        self.upstream.engines |= self.engines
+
+    def check_router(self) -> None:
+        assert not self.failures, self.failures
+        open_legs = {node.key: node.in_flight for node in self.context.fleet.snapshot.nodes if node.in_flight}
+        assert not open_legs, open_legs
+        assert not self.upstream.open_calls(), self.upstream.open_calls()

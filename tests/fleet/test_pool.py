@@ -1,0 +1,310 @@
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+
+from router.engines.aiohttp_upstream import AiohttpUpstream
+from router.engines.upstream import Upstream
+from router.fleet.node import Engine, Node, Role, State
+from router.fleet.pool import Fleet, Pool, node_of
+from router.fleet.probe import Fault, Probed, Prober
+from router.telemetry.facts import Fact, Facts, NodeChanged, TaskFailed
+from tests.fleet.small_engine import SmallEngine, small_engine
+
+ORIGIN = "http://127.0.0.1:8200"
+NODE = node_of(ORIGIN, Role.DECODE)
+KEY = NODE.key
+READY = Probed(State.READY)
+REFUSED = Probed(State.EJECTED, "refused", Fault.REFUSED)
+BROKEN = Probed(State.EJECTED, "broken", Fault.BROKEN)
+
+
+class Told:
+    """Collects what a fleet publishes."""
+
+    def __init__(self) -> None:
+        self.facts, self.all = Facts(), list[Fact]()
+        self.facts.subscribe(self.all.append)
+
+    def changes(self) -> list[tuple[str, str]]:
+        changes = [(str(fact.state), fact.reason) for fact in self.all if isinstance(fact, NodeChanged)]
+        self.all.clear()
+        return changes
+
+
+class Script:
+    """A probe that finds what the test says next; None raises."""
+
+    def __init__(self, *probed: Probed | None) -> None:
+        self.left = list(probed)
+
+    async def __call__(self, upstream: Upstream, node: Node) -> Probed:
+        probed = self.left.pop(0)
+        if probed is None:
+            raise RuntimeError("a fault in a probe")
+        return probed
+
+
+@pytest.fixture
+async def upstream() -> AsyncIterator[AiohttpUpstream]:
+    made = AiohttpUpstream()
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def small() -> AsyncIterator[SmallEngine]:
+    async with small_engine() as here:
+        here.healthy()
+        yield here
+
+
+def scripted(*probed: Probed | None, node: Node = NODE) -> tuple[Fleet, Told]:
+    told = Told()
+    return Fleet([node], probe=Script(*probed), facts=told.facts), told
+
+
+def state(fleet: Fleet) -> tuple[State, str]:
+    node = fleet.snapshot.by_key[KEY]
+    return node.state, node.reason
+
+
+@contextmanager
+def running(fleet: Fleet, upstream: Upstream, interval_s: float) -> Iterator[asyncio.Task[None]]:
+    task = asyncio.ensure_future(fleet.run(upstream, interval_s=interval_s))
+    try:
+        yield task
+    finally:
+        task.cancel()
+
+
+@pytest.mark.parametrize(
+    ("origin", "key"),
+    [
+        ("http://10.0.0.1:8100", "d:10.0.0.1:8100"),
+        ("http://engine.local/", "d:engine.local:80"),
+        ("https://engine.local", "d:engine.local:443"),
+        ("http://[::1]:8100", "d:[::1]:8100"),
+    ],
+)
+def test_keys(origin: str, key: str) -> None:
+    node = node_of(origin, Role.DECODE)
+    assert (node.key, node.origin, node.state) == (key, origin.rstrip("/"), State.STARTING)
+    assert node_of(origin, Role.PREFILL).key != key
+
+
+@pytest.mark.parametrize(
+    "origin", ["10.0.0.1:8100", "ftp://a:1", "http://", "http://a:1/v1", "", "http://a:x"]
+)
+def test_what_is_no_origin_is_refused(origin: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        node_of(origin, Role.DECODE)
+
+
+def test_a_pool_is_a_value() -> None:
+    one = Pool.of([NODE])
+    other = node_of("http://127.0.0.1:8100", Role.PREFILL)
+    two = one.with_node(other).with_node(replace(NODE, state=State.READY))
+    assert one.nodes == (NODE,)
+    assert [node.key for node in two.nodes] == [KEY, other.key]
+    assert two.get(KEY) == replace(NODE, state=State.READY)
+    assert two.get("d:nowhere:1") is None
+    assert two.without(KEY).nodes == (other,)
+    assert two.without("d:nowhere:1") == two
+    with pytest.raises(FrozenInstanceError):
+        two.by_key = {}  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        two.by_key[KEY] = other  # type: ignore[index]
+
+
+def test_only_ready_nodes_of_the_role_and_model_are_usable() -> None:
+    def decode(port: int, state: State, *models: str) -> Node:
+        node = node_of(f"http://127.0.0.1:{port}", Role.DECODE)
+        return replace(node, state=state, engine=Engine(models=models))
+
+    a, any_model = decode(1, State.READY, "a", "b"), decode(2, State.READY)
+    rest = [decode(at, state, "a") for at, state in enumerate(State, 10) if state is not State.READY]
+    prefill = replace(node_of("http://127.0.0.1:9", Role.PREFILL), state=State.READY)
+    pool = Pool.of([*rest, a, any_model, prefill])
+    assert pool.ready(Role.DECODE) == (a, any_model)
+    assert pool.ready(Role.DECODE, "b") == (a, any_model)
+    assert pool.ready(Role.DECODE, "c") == (any_model,)
+    assert pool.ready(Role.PREFILL, "c") == (prefill,)
+
+
+def test_legs_are_always_given_back() -> None:
+    fleet, _ = scripted()
+
+    def in_flight() -> int:
+        return fleet.snapshot.by_key[KEY].in_flight
+
+    before = fleet.snapshot
+    with fleet.leg(KEY):
+        with pytest.raises(LookupError), fleet.leg(KEY):
+            assert in_flight() == 2
+            raise LookupError("of a leg")
+        assert in_flight() == 1
+    assert in_flight() == 0
+    assert before.by_key[KEY].in_flight == 0
+    with fleet.leg("d:nowhere:1"):
+        pass
+
+
+def test_a_leg_outlives_its_node() -> None:
+    fleet, _ = scripted()
+    with ExitStack() as legs:
+        legs.enter_context(fleet.leg(KEY))
+        fleet.remove(KEY)
+        assert fleet.snapshot.nodes == ()
+        fleet.learn(KEY, stamps=True)
+        fleet.add(NODE)
+        assert fleet.snapshot.by_key[KEY].in_flight == 1
+    assert fleet.snapshot.by_key[KEY].in_flight == 0
+
+
+def test_learning() -> None:
+    fleet, told = scripted()
+    fleet.learn(KEY, engine_id="a_dp0", stamps=True, verifies=None)
+    before = fleet.snapshot
+    assert before.by_key[KEY].engine == Engine(engine_id="a_dp0", stamps=True)
+    fleet.learn(KEY, engine_id="a_dp0", stamps=True)
+    assert fleet.snapshot is before
+    fleet.learn(KEY, engine_id="a_dp1", stream_handle=False)
+    assert fleet.snapshot.by_key[KEY].engine == Engine(engine_id="a_dp1", stamps=True, stream_handle=False)
+    assert told.changes() == []
+    fleet.learn(KEY, engine_id="b", verifies=True)
+    assert fleet.snapshot.by_key[KEY].engine == Engine(engine_id="b", verifies=True)
+    assert told.changes() == [("starting", "another engine id")]
+    with pytest.raises(TypeError):
+        fleet.learn(KEY, no_such_thing=1)
+
+
+async def test_two_failures_eject_and_one_success_brings_back(upstream: AiohttpUpstream) -> None:
+    fleet, told = scripted(READY, BROKEN, READY, BROKEN, BROKEN, BROKEN, READY)
+    seen = []
+    for _ in range(7):
+        await fleet.refresh(upstream)
+        seen.append(state(fleet)[0])
+    up, down = State.READY, State.EJECTED
+    assert seen == [up, up, up, up, down, down, up]
+    assert told.changes() == [("ready", ""), ("ejected", "broken"), ("ready", "")]
+
+
+async def test_a_node_that_never_was_ready_is_starting(upstream: AiohttpUpstream) -> None:
+    starting = Probed(State.STARTING, "refused", Fault.REFUSED)
+    fleet, told = scripted(starting, starting, starting, READY)
+    for _ in range(3):
+        await fleet.refresh(upstream)
+        assert state(fleet) == (State.STARTING, "refused")
+    await fleet.refresh(upstream)
+    assert told.changes() == [("starting", "refused"), ("ready", "")]
+
+
+@pytest.mark.parametrize("decided", [State.DRAINING, State.GONE])
+async def test_probes_do_not_undo_what_was_decided(upstream: AiohttpUpstream, decided: State) -> None:
+    fleet, told = scripted(READY, READY, BROKEN, BROKEN)
+    await fleet.refresh(upstream)
+    fleet.mark(KEY, decided, "by an operator")
+    for _ in range(3):
+        await fleet.refresh(upstream)
+    assert state(fleet) == (decided, "by an operator")
+    assert told.changes() == [("ready", ""), (decided.value, "by an operator")]
+
+
+async def test_what_turns_learn_while_a_probe_runs_stays(upstream: AiohttpUpstream) -> None:
+    class Slow:
+        async def __call__(self, upstream: Upstream, node: Node) -> Probed:
+            fleet.learn(KEY, engine_id="e", stamps=True)
+            return Probed(State.READY, seen=Engine(block_size=16))
+
+    fleet = Fleet([NODE], probe=Slow(), facts=Facts())
+    await fleet.refresh(upstream)
+    assert fleet.snapshot.by_key[KEY].engine == Engine(block_size=16, engine_id="e", stamps=True)
+
+
+@pytest.mark.parametrize(
+    ("between", "first", "second", "kept"),
+    [
+        ((), 1000.0, 1000.0, True),
+        ((), 1000.0, 2000.0, False),
+        ((), None, None, True),
+        ((BROKEN, BROKEN), None, None, True),
+        ((REFUSED, REFUSED), None, None, False),
+        ((REFUSED,), None, None, False),
+        ((REFUSED, REFUSED), 1000.0, 1000.0, True),
+        ((REFUSED, REFUSED), 1000.0, 2000.0, False),
+    ],
+)
+async def test_a_new_process_has_taught_nothing(
+    upstream: AiohttpUpstream,
+    between: tuple[Probed, ...],
+    first: float | None,
+    second: float | None,
+    kept: bool,
+) -> None:
+    seen = Engine(version="0.32.0", block_size=16)
+    fleet, told = scripted(
+        Probed(State.READY, seen=replace(seen, started_at_s=first)),
+        *between,
+        Probed(State.READY, seen=replace(seen, started_at_s=second)),
+    )
+    await fleet.refresh(upstream)
+    fleet.learn(KEY, engine_id="e", stamps=True, verifies=True, stream_handle=True, push_mode=True)
+    for _ in range(len(between) + 1):
+        await fleet.refresh(upstream)
+    engine = fleet.snapshot.by_key[KEY].engine
+    assert (engine.engine_id, engine.stamps, engine.push_mode) == (
+        ("e", True, True) if kept else (None, None, False)
+    )
+    assert (engine.version, engine.block_size, engine.started_at_s) == ("0.32.0", 16, second)
+    assert any("another process" in reason for _, reason in told.changes()) is not kept
+
+
+async def test_the_refresh_survives_a_fault_of_its_own(upstream: AiohttpUpstream) -> None:
+    fleet, told = scripted(None, READY)
+    await fleet.refresh(upstream)
+    (fact,) = told.all
+    assert isinstance(fact, TaskFailed)
+    assert "a fault in a probe" in fact.error
+    assert state(fleet)[0] is State.STARTING
+    await fleet.refresh(upstream)
+    assert state(fleet)[0] is State.READY
+
+
+async def test_running_probes_at_once_and_again_and_takes_in_new_nodes(
+    upstream: AiohttpUpstream, small: SmallEngine
+) -> None:
+    told = Told()
+    fleet = Fleet.of([], [small.origin], facts=told.facts)
+    async with small_engine() as second:
+        second.healthy()
+        with running(fleet, upstream, 0.01):
+            await small.until_asked("/health", 3)
+            fleet.add(node_of(second.origin, Role.PREFILL))
+            await second.until_asked("/metrics", 2)
+        assert [node.engine.block_size for node in fleet.snapshot.ready(Role.PREFILL)] == [128]
+        assert [node.engine.models for node in fleet.snapshot.ready(Role.DECODE, "lora")] == [
+            ("tiny", "lora")
+        ]
+    assert not [fact for fact in told.all if isinstance(fact, TaskFailed)]
+
+
+async def test_a_silent_node_holds_up_no_other(upstream: AiohttpUpstream, small: SmallEngine) -> None:
+    async with small_engine() as silent:
+        fleet = Fleet.of([silent.origin], [small.origin], facts=Facts(), probe=Prober())
+        # An hour's interval would be too long; a node is left alone while its probe runs.
+        with running(fleet, upstream, 0.01):
+            await small.until_asked("/health", 5)
+        assert sum("/health" in one.line for one in silent.seen) == 1
+
+
+async def test_cancelling_stops_it_with_a_probe_under_way(upstream: AiohttpUpstream) -> None:
+    async with small_engine() as silent:
+        fleet = Fleet.of([], [silent.origin], facts=Facts())
+        with running(fleet, upstream, 3600.0) as task:
+            await silent.until_asked("/health", 1)
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(task, 10)
+        assert upstream.open_calls() == {}

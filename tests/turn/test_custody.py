@@ -1,0 +1,188 @@
+"""A handle in a turn's hands is used once, given back if it was never sent, or lost; and each is told once."""
+
+import pytest
+
+from router.ledger.memory import MemoryLedger
+from router.ledger.store import Found, Handle, Ledger, LedgerUnavailable, Put, Query, Relation, Trace
+from router.telemetry.facts import Fact, Facts, HandleFact, Outcome
+from router.turn.custody import Custody
+
+KEYS = (b"a" * 16, b"b" * 16)
+TRACE = Trace("p1", "d1", prompt_tokens=200, prompt_bytes=800, reused_tokens=0, computed_at_s=1.0)
+HANDLE = Handle(
+    params=b'{"remote_num_tokens":300}',
+    decode="d1",
+    engine_id="engine-a",
+    tokens=300,
+    prompt_tokens=200,
+    deadline_s=1000.0,
+)
+
+
+def now() -> float:
+    return 1.0
+
+
+async def a_ledger() -> MemoryLedger:
+    """A ledger that knows one turn, and holds its handle."""
+    ledger = MemoryLedger(now=now)
+    await ledger.put(Put(KEYS[:1], None, TRACE, HANDLE))
+    return ledger
+
+
+QUERY = Query(KEYS, (400, 800), own_depth=1)
+
+
+async def take(ledger: Ledger) -> Found:
+    found = await ledger.find(QUERY)
+    assert found is not None
+    return found
+
+
+def listening() -> tuple[Facts, list[Fact]]:
+    facts, heard = Facts(), []  # type: tuple[Facts, list[Fact]]
+    facts.subscribe(heard.append)
+    return facts, heard
+
+
+async def test_what_was_never_sent_is_given_back_and_serves_the_next_turn() -> None:
+    ledger = await a_ledger()
+    facts, heard = listening()
+    custody = Custody(await take(ledger), ledger, facts)
+    assert custody.handle == HANDLE
+    assert (await take(ledger)).handle is None, "while it is in custody nobody else has it"
+    await custody.close()
+    assert custody.handle is None
+    assert heard == [HandleFact(Outcome.GIVEN_BACK, "d1", 300)]
+    assert (await take(ledger)).handle == HANDLE
+
+
+async def test_what_was_sent_is_gone() -> None:
+    ledger = await a_ledger()
+    facts, heard = listening()
+    custody = Custody(await take(ledger), ledger, facts)
+    custody.sent()
+    assert custody.handle is None
+    await custody.close()
+    assert heard == [], "what became of it is told by who sent it"
+    assert (await take(ledger)).handle is None
+
+
+async def test_what_turned_out_not_to_be_sent_may_be_sent_again_or_given_back() -> None:
+    ledger = await a_ledger()
+    facts, heard = listening()
+    custody = Custody(await take(ledger), ledger, facts)
+    custody.sent()
+    custody.returned()
+    assert custody.handle == HANDLE
+    custody.sent()
+    assert custody.handle is None
+    custody.returned()
+    await custody.close()
+    assert heard == [HandleFact(Outcome.GIVEN_BACK, "d1", 300)]
+    assert (await take(ledger)).handle == HANDLE
+
+
+async def test_what_is_dropped_is_lost_for_good() -> None:
+    ledger = await a_ledger()
+    facts, heard = listening()
+    custody = Custody(await take(ledger), ledger, facts)
+    custody.dropped("engine_restarted")
+    assert custody.handle is None
+    custody.dropped("engine_restarted")
+    custody.returned()
+    assert custody.handle is None, "nothing brings it back"
+    await custody.close()
+    assert heard == [HandleFact(Outcome.LOST, "d1", 300, "engine_restarted")]
+    assert (await take(ledger)).handle is None
+
+
+async def test_what_was_sent_cannot_be_dropped_any_more() -> None:
+    ledger = await a_ledger()
+    facts, heard = listening()
+    custody = Custody(await take(ledger), ledger, facts)
+    custody.sent()
+    custody.dropped("holder_gone")
+    assert heard == []
+
+
+async def test_closing_twice_gives_back_once() -> None:
+    ledger = await a_ledger()
+    facts, heard = listening()
+    custody = Custody(await take(ledger), ledger, facts)
+    await custody.close()
+    taken = await take(ledger)
+    custody.returned()
+    await custody.close()
+    assert taken.handle == HANDLE
+    assert (await take(ledger)).handle is None, "the other turn has it, and it is not there a second time"
+    assert len(heard) == 1
+
+
+async def test_a_branch_that_moved_on_does_not_take_it_back() -> None:
+    ledger = await a_ledger()
+    facts, heard = listening()
+    found = await take(ledger)
+    custody = Custody(found, ledger, facts)
+    await ledger.put(Put(KEYS, found, TRACE, None))
+    await custody.close()
+    assert heard == [HandleFact(Outcome.LOST, "d1", 300, "moved_on")]
+
+
+class Down:
+    """A ledger that broke after the handle was taken."""
+
+    async def find(self, query: Query) -> Found | None:
+        raise LedgerUnavailable("down")
+
+    async def give_back(self, found: Found) -> bool:
+        raise LedgerUnavailable("down")
+
+    async def put(self, turn: Put) -> str:
+        raise LedgerUnavailable("down")
+
+    async def sweep(self) -> None:
+        raise LedgerUnavailable("down")
+
+    async def stats(self) -> "None":  # type: ignore[override]
+        raise LedgerUnavailable("down")
+
+    async def close(self) -> None:
+        raise LedgerUnavailable("down")
+
+
+async def test_a_ledger_that_is_down_costs_the_handle_and_nothing_else() -> None:
+    facts, heard = listening()
+    custody = Custody(await take(await a_ledger()), Down(), facts)
+    await custody.close()
+    assert heard == [HandleFact(Outcome.LOST, "d1", 300, "ledger_down")]
+    assert custody.handle is None
+
+
+async def test_a_turn_that_found_no_handle_has_nothing_to_give_back() -> None:
+    ledger = await a_ledger()
+    await take(ledger)
+    without = await take(ledger)
+    facts, heard = listening()
+    for found in (None, without):
+        custody = Custody(found, ledger, facts)
+        assert custody.handle is None
+        custody.dropped("holder_gone")
+        custody.tell(Outcome.USED, 5)
+        await custody.close()
+    assert heard == []
+
+
+@pytest.mark.parametrize("relation", list(Relation))
+async def test_only_an_extension_supersedes_what_it_took(relation: Relation) -> None:
+    found = Found("b", 1, 1, relation, TRACE, 1, HANDLE, None)
+    assert Custody(found, Down(), Facts()).superseded is (relation is Relation.EXTENSION)
+    assert not Custody(None, Down(), Facts()).superseded
+
+
+async def test_an_outcome_is_told_of_the_node_that_holds_the_kv() -> None:
+    facts, heard = listening()
+    custody = Custody(await take(await a_ledger()), Down(), facts)
+    custody.sent()
+    custody.tell(Outcome.CUT, 128, "router")
+    assert heard == [HandleFact(Outcome.CUT, "d1", 128, "router")]
