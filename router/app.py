@@ -244,19 +244,9 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-def serve(settings: Settings) -> int:
-    """Run the router until it is stopped; the process's exit code."""
-    logs.set_up(settings.log_format, settings.log_level)
-    router = build(settings)
-    LOG.info(
-        "boomerang %s: verify=%s store=%s prefill=%s decode=%s",
-        __version__,
-        settings.verify,
-        settings.store,
-        ",".join(settings.prefill),
-        ",".join(settings.decode),
-    )
-    config = uvicorn.Config(
+def server_config(settings: Settings, router: Router) -> uvicorn.Config:
+    """How the router is served: what stands between its ASGI application and a socket."""
+    return uvicorn.Config(
         application(router),
         host=settings.host,
         port=settings.port,
@@ -270,6 +260,20 @@ def serve(settings: Settings) -> int:
         timeout_keep_alive=math.ceil(settings.keepalive_s),
         timeout_graceful_shutdown=math.ceil(settings.drain_s),
     )
-    server = _Server(config, router)
+
+
+def serve(settings: Settings) -> int:
+    """Run the router until it is stopped; the process's exit code."""
+    logs.set_up(settings.log_format, settings.log_level)
+    router = build(settings)
+    LOG.info(
+        "boomerang %s: verify=%s store=%s prefill=%s decode=%s",
+        __version__,
+        settings.verify,
+        settings.store,
+        ",".join(settings.prefill),
+        ",".join(settings.decode),
+    )
+    server = _Server(server_config(settings, router), router)
     server.run()
     return 0 if server.started else 1

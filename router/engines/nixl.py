@@ -154,18 +154,18 @@ def cut(raw: bytes, *, tokens: int, block_size: int) -> bytes:
     return _join(edited)
 
 
-_LOOPBACK: Final = ("localhost", "127.", "::1", "[::1]", "0.0.0.0")  # noqa: S104 - compared, never bound
+_LOOPBACK: Final = frozenset({"localhost", "::1", "[::1]", "0.0.0.0"})  # noqa: S104 - compared, never bound
 
 
 def reachable(raw: bytes, *, origin: str) -> bytes:
     """The same params with a loopback side channel replaced by the host that the engine itself is reached at.
 
     For engines that were started without ``VLLM_NIXL_SIDE_CHANNEL_HOST``; any other address is left alone.
+    Raises NotParams.
     """
     members = _members(raw)
-    host = members.get("remote_host")
-    named = msgspec.json.decode(host) if host is not None else None
-    if not isinstance(named, str) or not named.startswith(_LOOPBACK):
+    named = _value(members.get("remote_host", b"null"))
+    if not isinstance(named, str) or not (named in _LOOPBACK or named.startswith("127.")):
         return raw
     edited: dict[str, msgspec.Raw | bytes] = dict(members)
     edited["remote_host"] = msgspec.json.encode(urlsplit(origin).hostname or named)

@@ -297,8 +297,6 @@ class MemoryLedger:
         """Make ``branch`` the first choice at each of ``keys``."""
         for key in keys:
             at = self._boundaries.get(key)
-            if at is branch:
-                continue
             branch.keys.append(key)
             if isinstance(at, list):
                 at.insert(0, branch)

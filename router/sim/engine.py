@@ -16,7 +16,7 @@ from typing import Any
 from uuid import uuid4
 
 from router.sim import kv_params, plugin
-from router.sim.blocks import BlockPool, Kv, context_value, extend, make
+from router.sim.blocks import BlockPool, Kv, context_value, differing, extend, make
 from router.sim.clock import Clock, RealClock
 from router.sim.config import EXPIRY_MARGIN_S, EngineConfig
 from router.sim.counters import Counters
@@ -270,10 +270,9 @@ class SimEngine:
         size, pool, expected = self.config.block_size, self.pool, sequence.expected
         prompt_tokens = len(sequence.prompt.ids)
         hits = [pool.read(block) for block in sequence.blocks[: sequence.hit_blocks]]
-        for index, kv in enumerate(hits):
-            if kv is not expected[index] and kv.value != expected[index].value:
-                self.corrupt(sequence, Corruption.TAINTED_CACHE, f"block {index} of {len(hits)} cached ones")
-                break
+        wrong = differing(hits, expected)
+        if wrong is not None:
+            self.corrupt(sequence, Corruption.TAINTED_CACHE, f"block {wrong} of {len(hits)} cached ones")
         computed = max(prompt_tokens - sequence.loaded_tokens, 1)
         sequence.cached_tokens = prompt_tokens - computed
         seconds = self.config.profile.prefill_s(computed)

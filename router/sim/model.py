@@ -148,10 +148,13 @@ def answer(seed: bytes, ask: Ask, config: EngineConfig, *, clean: bool) -> Answe
     calls = _calls(random, ask, config)
     parts = _parts(random, ask, config, calls, clean=clean)
     ids = retokenise(encode("".join(text for _, _, text in parts)), config.retokenise, random)
+    whole = len(ids) <= ask.max_tokens
+    if not whole:
+        del ids[ask.max_tokens :]
     deltas = _deltas(ids, parts)
     named = ask.tool_choice not in ("none", "auto", "required")
     plan = Answer(ids, deltas, calls, "length", named_choice=named)
-    if not ask.ignore_eos:
+    if whole and not ask.ignore_eos:
         plan.ids.append(IM_END)
         plan.deltas.append(())
         plan.finish_reason = "stop"

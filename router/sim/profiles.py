@@ -1,13 +1,15 @@
 """How long a simulated engine takes.
 
-``qwen3-32b`` is a line through two published points each (Qwen3-32B, 1P1D, prefill totals without reuse and
-KV transfer times, at 2,000 and 24,000 prompt tokens):
+``qwen3-32b`` is a line through two published points each: Qwen3-32B, 1P1D, at 2,000 and 24,000 prompt tokens
+(the figures of vLLM's bi-directional KV transfer, two hosts with eight H200 each).
 
-* prefill 153 ms and 744 ms: (744 - 153) / 22,000 = 0.02686 ms a token, and 153 - 2,000 * 0.02686 = 99.3 ms;
-* transfer 30 ms and 130 ms: (130 - 30) / 22,000 = 0.004545 ms a token, and 30 - 2,000 * 0.004545 = 20.9 ms.
+* Prefill, total without reuse, 153 ms and 744 ms: (744 - 153) / 22,000 = 0.02686 ms a token, and
+  153 - 2,000 * 0.02686 = 99.3 ms for any prefill.
+* D to P, 30 ms and 130 ms: (130 - 30) / 22,000 = 0.004545 ms a token, and 30 - 2,000 * 0.004545 = 20.9 ms.
+* P to D, and D's step to the first token: what the time to first token without reuse has over the prefill,
+  158 - 153 = 5 ms and 778 - 744 = 34 ms: (34 - 5) / 22,000 = 0.001318 ms a token, and 2.4 ms.
 
-The same figures serve both directions of a transfer. 20 ms per output token is an assumption of ours: the
-source does not say.
+20 ms per further output token is an assumption of ours: the source does not say.
 """
 
 from dataclasses import dataclass
@@ -23,20 +25,29 @@ class Profile:
     prefill_ms_per_token: float = 0.0
     """Per prompt token that is computed, not reused."""
     transfer_ms: float = 0.0
+    """From D to P, the way back."""
     transfer_ms_per_token: float = 0.0
+    delivery_ms: float = 0.0
+    """From P to D, and D's step to the first token."""
+    delivery_ms_per_token: float = 0.0
     output_ms_per_token: float = 0.0
     concurrency: int = 256
     """Requests that run at the same time; more of them wait."""
 
     def prefill_s(self, tokens: int) -> float:
-        """Seconds to compute ``tokens`` prompt tokens; a single one is an output step of a running batch."""
-        if tokens <= 1:
-            return self.output_ms_per_token / 1e3
-        return (self.prefill_ms + self.prefill_ms_per_token * tokens) / 1e3
+        """Seconds to compute ``tokens`` prompt tokens.
+
+        A single one is what D computes of a prompt that P has delivered: part of the delivery.
+        """
+        return (self.prefill_ms + self.prefill_ms_per_token * tokens) / 1e3 if tokens > 1 else 0.0
 
     def transfer_s(self, tokens: int) -> float:
-        """Seconds to move the KV of ``tokens`` tokens; nothing to move takes no time."""
-        return (self.transfer_ms + self.transfer_ms_per_token * tokens) / 1e3 if tokens else 0.0
+        """Seconds for P to pull the KV of ``tokens`` tokens from D."""
+        return (self.transfer_ms + self.transfer_ms_per_token * tokens) / 1e3
+
+    def delivery_s(self, tokens: int) -> float:
+        """Seconds for D to pull the KV of ``tokens`` tokens from P."""
+        return (self.delivery_ms + self.delivery_ms_per_token * tokens) / 1e3
 
 
 INSTANT: Final = Profile()
@@ -48,6 +59,8 @@ PROFILES: Final[dict[str, Profile]] = {
         prefill_ms_per_token=0.02686,
         transfer_ms=20.9,
         transfer_ms_per_token=0.004545,
+        delivery_ms=2.4,
+        delivery_ms_per_token=0.001318,
         output_ms_per_token=20.0,
     ),
 }

@@ -55,7 +55,9 @@ async def pull(engine: SimEngine, sequence: Sequence, remote: Remote | None) -> 
     if not wanted:
         engine.fabric.notify(remote.address, remote.engine_id, remote.request_id)
         return []
-    answer = await _read(engine, sequence, remote, wanted)
+    profile = engine.config.profile
+    seconds = profile.delivery_s(wanted) if from_prefill else profile.transfer_s(wanted)
+    answer = await _read(engine, sequence, remote, wanted, seconds)
     if answer.status != "ok":
         if answer.status == "declined":
             engine.counters.kv_expired += 1
@@ -76,13 +78,14 @@ async def _hang(engine: SimEngine) -> None:
     raise ConnectionCut
 
 
-async def _read(engine: SimEngine, sequence: Sequence, remote: Remote, wanted: int) -> ReadAnswer:
+async def _read(
+    engine: SimEngine, sequence: Sequence, remote: Remote, wanted: int, seconds: float
+) -> ReadAnswer:
     expiry = remote.expiry_s if engine.config.bidirectional and engine.config.expiry_field else None
     ask = KvRead(remote.engine_id, remote.request_id, remote.blocks, expiry)
     answer = await engine.fabric.read(remote.address, ask)
     if answer.status != "ok":
         return answer
-    seconds = engine.config.profile.transfer_s(wanted)
     engine.counters.transfers += 1
     engine.counters.transferred_tokens += wanted
     engine.counters.transfer_s += seconds

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any, Self, cast
 
 import uvicorn
+import uvloop
 from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, HTTPScope, Scope
 
 from router.sim import api, control
@@ -204,6 +205,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--retokenise", type=float, default=0.0, help="share of tokens that re-encode differently"
     )
+    parser.add_argument("--tool-rate", type=float, default=0.5, help="share of questions that call a tool")
     parser.add_argument("--no-bidirectional", action="store_true", help="without bidirectional KV transfer")
     parser.add_argument("--no-prefix-cache", action="store_true")
 
@@ -223,6 +225,7 @@ def configured(arguments: argparse.Namespace) -> EngineConfig:
         reasoning=arguments.reasoning,
         template=TemplateOptions(strip_reasoning=not arguments.keep_reasoning),
         retokenise=arguments.retokenise,
+        tool_rate=arguments.tool_rate,
         bidirectional=not arguments.no_bidirectional,
         prefix_cache=not arguments.no_prefix_cache,
     )
@@ -231,7 +234,8 @@ def configured(arguments: argparse.Namespace) -> EngineConfig:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until interrupted; the exit status."""
     try:
-        asyncio.run(serve(configured(arguments), arguments.host, arguments.port))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(configured(arguments), arguments.host, arguments.port))
     except KeyboardInterrupt:
         return 0
     except OSError as error:

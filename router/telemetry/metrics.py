@@ -3,11 +3,12 @@
 Labels come from bounded sets: plans, reasons, outcomes, roles, node keys. Never ids, models or tenants.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from router.fleet.pool import Pool
@@ -125,7 +126,7 @@ class StateCollector(Collector):
     ) -> None:
         self._pool, self._ledger, self._open_turns = pool, ledger, open_turns
 
-    def collect(self) -> list[GaugeMetricFamily]:
+    def collect(self) -> list[Metric]:
         """Called by prometheus-client at each scrape."""
         nodes = self._pool().nodes
         state = _gauge("node_state", "1 for the state that a node is in.", ("role", "node", "state"))
@@ -137,7 +138,7 @@ class StateCollector(Collector):
             state,
             legs,
             _value("open_turns", "Turns that are running.", self._open_turns()),
-            *_ledger_gauges(self._ledger()),
+            *_ledger(self._ledger()),
         ]
 
 
@@ -149,16 +150,27 @@ def _value(name: str, text: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"boomerang_{name}", text, value=value)
 
 
-def _ledger_gauges(stats: LedgerStats) -> list[GaugeMetricFamily]:
-    sizes: Mapping[str, tuple[str, int]] = {
+def _ledger(stats: LedgerStats) -> list[Metric]:
+    now = {
         "ledger_branches": ("Branches that the ledger knows.", stats.branches),
         "ledger_boundaries": ("Boundaries that lead to branches.", stats.boundaries),
         "ledger_handles": ("Handles that wait in the ledger.", stats.handles),
         "ledger_bytes": ("Memory that the ledger takes, estimated.", stats.size_bytes),
-        "ledger_expired_handles": ("Handles that expired, since the start.", stats.expired_handles),
-        "ledger_evicted_handles": ("Handles evicted for room, since the start.", stats.evicted_handles),
     }
-    return [_value(name, text, float(value)) for name, (text, value) in sizes.items()]
+    since_start = {
+        "ledger_expired_handles": ("Handles that nobody came back for in time.", stats.expired_handles),
+        "ledger_evicted_handles": ("Handles dropped to make room.", stats.evicted_handles),
+        "ledger_evicted_branches": (
+            "Branches dropped to make room, or for their age.",
+            stats.evicted_branches,
+        ),
+    }
+    gauges = [_value(name, text, float(value)) for name, (text, value) in now.items()]
+    counters = [
+        CounterMetricFamily(f"boomerang_{name}", text, value=float(value))
+        for name, (text, value) in since_start.items()
+    ]
+    return [*gauges, *counters]
 
 
 def build_info(registry: CollectorRegistry, version: str, verify: str) -> None:

@@ -120,7 +120,14 @@ class DecodeLeg:
     async def _whole(self, answer: AnswerStream, settings: tap.TapSettings, sent_at_s: float) -> None:
         body = await answer.read()
         waited_from_s = self.context.now()
-        lifted = tap.lift(body, settings)
+        try:
+            lifted = tap.lift(body, settings)
+        except ValueError as error:
+            if self.plan.kind is not Kind.UNSPLIT:
+                raise DecodeFailed(f"an answer that is no JSON object: {error}") from None
+            # An endpoint that we do not know may answer anything; without JSON there are no private fields.
+            await self._pass(answer, body)
+            return
         if lifted.answer.error is not None:
             raise DecodeFailed("an error under status 200", Answer(502, answer.headers, body))
         self._note(lifted.answer)
@@ -128,9 +135,12 @@ class DecodeLeg:
             raise DecodeFailed("finish reason error")
         if not lifted.answer.unreadable:
             await self.remember(self.plan, self.prefilled, Ended(lifted.answer, sent_at_s, waited_from_s))
+        await self._pass(answer, lifted.body)
+
+    async def _pass(self, answer: AnswerStream, body: bytes) -> None:
         self.record.first_byte()
         self.record.status = 200
-        await self.client.whole(200, self._headers(answer.headers, ()), lifted.body)
+        await self.client.whole(200, self._headers(answer.headers, ()), body)
 
     async def _stream(self, answer: AnswerStream, settings: tap.TapSettings, sent_at_s: float) -> None:
         wire = tap.Tap(settings)

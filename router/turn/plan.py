@@ -158,8 +158,8 @@ def _obstacle(situation: Situation, found: Found, handle: Handle, prefill: Node)
 def _shifts_blocks(prefill: Node, holder: Node) -> bool:
     """Whether P may read the wrong blocks even of a handle that is all its prompt's.
 
-    P leaves out of D's list as many blocks as its own cache lacks none of; counts of blocks of another size
-    tell it nothing.
+    P reads as many blocks from the end of D's list as its own prefix cache lacks. A count of its own blocks
+    points at the wrong ones in a list of blocks of another size.
     """
     sizes = {prefill.engine.block_size, holder.engine.block_size} - {None}
     return len(sizes) > 1 and prefill.engine.prefix_cache is not False

@@ -117,7 +117,10 @@ def _read(
     node = plan.prefill
     if node is None:
         raise ValueError("a plan without a prefill node has no prefill leg")
-    lifted = tap.lift(answer.body, _LIFT_IDS).answer
+    try:
+        lifted = tap.lift(answer.body, _LIFT_IDS).answer
+    except ValueError as error:
+        raise PrefillFailed(f"an answer that is no JSON object: {error}") from None
     if lifted.error is not None or lifted.unreadable:
         raise PrefillFailed("an answer that is no completion", answer=None)
     if any(reason in _UNSANE_FINISH for reason in lifted.finish_reasons):

@@ -59,7 +59,7 @@ class Memory:
             except nixl.NotParams:
                 params = None
         if prefilled.params is not None and self.request.stream:
-            self.context.fleet.learn(node, stream_handle=params is not None)
+            self._learn_streams(node, carry_handles=params is not None)
         if params is not None:
             self.context.fleet.learn(
                 node, engine_id=params.engine_id or None, push_mode=params.push_mode, stamps=params.stamped
@@ -86,6 +86,18 @@ class Memory:
         else:
             self.context.facts.publish(HandleFact(Outcome.UNUSABLE, node, 0, accepted))
         return None
+
+    def _learn_streams(self, node: str, *, carry_handles: bool) -> None:
+        """Whether D's streams carry handles. One that did proves it; one that did not may have had none.
+
+        A stop string ends a request as an abort inside the engine, which leaves no handle behind.
+        """
+        known = self.context.fleet.snapshot.get(node)
+        proven = known is not None and known.engine.stream_handle is True
+        if carry_handles:
+            self.context.fleet.learn(node, stream_handle=True)
+        elif not proven and "stop" not in self.request.members:
+            self.context.fleet.learn(node, stream_handle=False)
 
     def _reachable(self, plan: Plan, ended: Ended) -> bytes | None:
         """D's params, with an address that P can reach where the operator says they name none."""

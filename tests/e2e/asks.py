@@ -11,6 +11,8 @@ Message = dict[str, Any]
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 MODEL: Final = "sim-qwen3"
+ADAPTER: Final = "sim-qwen3-lora"
+"""Another model on the same engines: equal tokens, other KV."""
 TENANTS: Final = ("acme", "zeta", "ohm")
 
 _WORDS: Final = (
@@ -30,6 +32,8 @@ class Ask:
     """What a client that knows no better would call the conversation; sent only where ``headers`` say so."""
     headers: tuple[tuple[str, str], ...] = ()
     leave_after_s: float | None = None
+    reads_every_s: float = 0.0
+    """How long the client takes between two reads of a stream."""
 
     def with_body(self, **members: Any) -> "Ask":
         return replace(self, body={**self.body, **members})
@@ -90,8 +94,25 @@ def with_options(ask: Ask, random: Random, *, streams: float) -> Ask:
         body["return_token_ids"] = True
     if chat and random.random() < 0.02:
         body["response_format"] = {"type": "json_object"}
+    if chat and random.random() < 0.04:
+        body |= _shaping(random)
     if random.random() < 0.01:
         # A client that tries to steer the engines; none of it may reach them.
         body["kv_transfer_params"] = {"do_remote_decode": True, "remote_block_ids": [[1]], "remote_host": "x"}
     leave = random.uniform(0, 0.12) if random.random() < 0.04 else None
-    return replace(ask, body=body, leave_after_s=leave)
+    pace = random.choice((0.2, 3.0)) if body.get("stream") and random.random() < 0.04 else 0.0
+    return replace(ask, body=body, leave_after_s=leave, reads_every_s=pace)
+
+
+def _shaping(random: Random) -> Body:
+    """A member that changes the prompt without changing a message, and that few ways of rendering see."""
+    return random.choice(
+        (
+            {"reasoning_effort": random.choice(("low", "high"))},
+            {"documents": [{"title": "d", "text": phrase(random)}]},
+            {"chat_template": "{{ messages }}"},
+            {"truncate_prompt_tokens": random.randint(30, 600)},
+            {"cache_salt": random.choice(("one", "two"))},
+            {"add_generation_prompt": False},
+        )
+    )

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from tests.e2e.answers import Choice, Spoken
 from tests.e2e.asks import (
+    ADAPTER,
     CHAT,
     MODEL,
     TENANTS,
@@ -76,6 +77,8 @@ class Habits:
     """The header or body member with its session id; empty for none."""
     nulls: bool
     """It sends optional members as null."""
+    model: str = MODEL
+    salt: str = ""
 
 
 def habits(random: Random) -> Habits:
@@ -90,6 +93,8 @@ def habits(random: Random) -> Habits:
         streams=random.choice((0.0, 0.3, 1.0)),
         names_session=random.choice(("", "x-session-id", "x-claude-code-session-id", "conversation_id")),
         nulls=random.random() < 0.2,
+        model=random.choice((MODEL,) * 5 + (ADAPTER,)),
+        salt=random.choice(("",) * 7 + ("own",)),
     )
 
 
@@ -128,9 +133,9 @@ class Agent:
             whole = {"role": "assistant", "content": str(last["content"]) + choice.content}
             self.history = [*sent.history[:-1], whole]
         else:
-            self.history = [*sent.history, *self._message(choice, random)]
+            self.history = [*sent.history, *self.message(choice, random)]
 
-    def _message(self, choice: Choice, random: Random) -> list[Message]:
+    def message(self, choice: Choice, random: Random) -> list[Message]:
         """The assistant's message as this client sends it back, and what its tools say."""
         message: Message = {"role": "assistant", "content": choice.content or None}
         if choice.reasoning and self.habits.reasoning:
@@ -159,7 +164,9 @@ class Agent:
     # -- requests ----------------------------------------------------------------------------------------
 
     def _sent(self, messages: list[Message], *, keep: bool = True, **members: Any) -> Sent:
-        body: Body = {"model": MODEL, "messages": messages}
+        body: Body = {"model": self.habits.model, "messages": messages}
+        if self.habits.salt:
+            body["cache_salt"] = self.habits.salt
         if self.tools:
             body["tools"] = [tool(name) for name in self.tools]
         if self.template:

@@ -1,20 +1,23 @@
 """Many clients at once on one router, with faults, pauses and restarts in between, all from one seed."""
 
+import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from random import Random
 from typing import Final
 
 from router.sim.faults import Fault
-from tests.e2e.conversations import LIKELY, Agent, Move, Sent, habits
+from tests.e2e.conversations import LIKELY, Agent, Move, habits
 from tests.e2e.prompts import Writer, writer
-from tests.e2e.setups import Mode, Setup, drawn
-from tests.e2e.world import Turn, World
+from tests.e2e.setups import Mode, drawn, told
+from tests.e2e.stage import Stage, Turn
+from tests.e2e.world import World
 
 TURNS_PER_WORLD: Final = 150
 _CLIENTS: Final = 7
+_TROUBLE_RATE: Final = 0.12
 
 
 class Trouble(StrEnum):
@@ -41,6 +44,8 @@ class Trouble(StrEnum):
     TOKENIZE_FAILS = "tokenize_fails"
     RESTART_IN_FLIGHT = "restart_in_flight"
     NODE_DOWN = "node_down"
+    UPGRADE = "upgrade"
+    """An engine is away for a while, and comes back as another: without a plugin, or with a prefix cache."""
 
 
 HARMLESS: Final = frozenset(
@@ -58,6 +63,7 @@ HARMLESS: Final = frozenset(
         Trouble.PARAMS_ELSEWHERE,
         Trouble.ODD_BYTES,
         Trouble.TOKENIZE_FAILS,
+        Trouble.UPGRADE,
     }
 )
 """Troubles that no client may notice: the turn is right all the same."""
@@ -65,30 +71,49 @@ HARMLESS: Final = frozenset(
 _PULL, _DECODE = {"with_handle": True}, {"leg": "decode"}
 
 
-def make_trouble(world: World, trouble: Trouble, random: Random) -> None:
+async def make_trouble(stage: Stage, trouble: Trouble, random: Random) -> None:
     """Let it happen; scripted faults wait for the next request that they fit."""
-    prefill, decode = random.choice(world.prefills), random.choice(world.decodes)
+    prefill, decode = random.choice(stage.prefills), random.choice(stage.decodes)
     match trouble:
         case Trouble.SHORT_PAUSE:
-            world.loop.advance(random.uniform(0.1, 8.0))
+            stage.pause(random.uniform(0.1, 8.0))
         case Trouble.NEAR_EXPIRY:
-            world.loop.advance(world.setup.ttl_s - world.setup.margin_s + random.uniform(-2.0, 12.0))
+            stage.pause(stage.setup.ttl_s - stage.setup.margin_s + random.uniform(-2.0, 12.0))
         case Trouble.LATE:
-            world.loop.advance(random.choice((90.0, 700.0, 4_000.0)))
+            stage.pause(random.choice((90.0, 700.0, 4_000.0)))
         case Trouble.PREFILL_RESTART:
             prefill.restart()
         case Trouble.DECODE_RESTART:
             decode.restart()
         case Trouble.PROBE:
-            world.run(world.probe())
+            await stage.probe()
         case Trouble.RESTART_IN_FLIGHT:
-            world.disturb(Fault(restart=True, path="/v1"), [random.choice((prefill, decode))])
+            stage.disturb(Fault(restart=True, path="/v1"), [random.choice((prefill, decode))])
+        case Trouble.UPGRADE:
+            await _upgrade(stage, random)
         case Trouble.NODE_DOWN:
-            origin = random.choice(list(world.engines))
-            world.upstream.engines.pop(origin, None)
+            stage.take_down(random.choice(list(stage.engines)))
         case _:
             fault, on_prefill = _FAULTS[trouble](random)
-            world.disturb(fault, [prefill if on_prefill else decode])
+            stage.disturb(fault, [prefill if on_prefill else decode])
+
+
+async def _upgrade(stage: Stage, random: Random) -> None:
+    """As a rolling update does it, with the router's probes before and after."""
+    origin = random.choice(list(stage.engines))
+    engine, mixed = stage.engines[origin], stage.setup.verify == "auto"
+    stage.take_down(origin)
+    for _ in range(3):
+        stage.pause(5.0)
+        await stage.probe()
+    cached = engine.config.prefix_cache
+    if engine.config.role == "prefill" and random.random() < 0.3:
+        cached = not cached
+    plugin = engine.config.plugin != (mixed and random.random() < 0.7)
+    engine.config = replace(engine.config, plugin=plugin, prefix_cache=cached)
+    engine.restart()
+    stage.calm()
+    await stage.probe()
 
 
 _FAULTS: Final[dict[Trouble, Callable[[Random], tuple[Fault, bool]]]] = {
@@ -125,7 +150,6 @@ class Tally:
     prompt_tokens: int = 0
     reused_tokens: int = 0
     corruptions: int = 0
-    wrong_answers: int = 0
     plans: Counter[str] = field(default_factory=Counter)
     troubles: Counter[str] = field(default_factory=Counter)
 
@@ -163,49 +187,59 @@ def clients(random: Random, number: int = _CLIENTS) -> list[Client]:
     return made
 
 
-def step(world: World, client: Client, move: Move, random: Random, *, disturbed: bool, tally: Tally) -> None:
-    """One move of one client: its requests run together, are checked, and answered to."""
-    sent = client.moves(move, random)
-    turns: list[Turn] = world.run(world.together([one.ask for one in sent]))
-    world.run(world.check(turns, disturbed=disturbed))
+async def wave(
+    stage: Stage, movers: Sequence[tuple[Client, Move]], random: Random, *, disturbed: bool, tally: Tally
+) -> None:
+    """One move of some clients: all their requests run together, are checked, and answered to."""
+    sent = [(client, one) for client, move in movers for one in client.moves(move, random)]
+    turns = await asyncio.gather(*(stage.turn(one.ask) for _, one in sent))
+    await stage.check(turns, disturbed=disturbed)
     tally.add(turns)
-    hear(client, sent, turns, random)
-
-
-def hear(client: Client, sent: list[Sent], turns: list[Turn], random: Random) -> None:
-    for one, turn in zip(sent, turns, strict=True):
+    for (client, one), turn in zip(sent, turns, strict=True):
         if turn.well:
             client.heard(one, turn.spoken, random)
 
 
-def play(setup: Setup, random: Random, turns: int, tally: Tally) -> None:
-    """Run at least ``turns`` turns on one router. Raises AssertionError as ``World.check`` does."""
-    with World(setup) as world:
-        population = clients(random)
-        stop_at = tally.turns + turns
-        while tally.turns < stop_at:
-            trouble = random.choice(list(Trouble)) if random.random() < 0.12 else None
-            if trouble is not None:
-                tally.troubles[trouble] += 1
-                make_trouble(world, trouble, random)
-            disturbed = trouble is not None and trouble not in HARMLESS
-            client, move = random.choice(population), random.choice(LIKELY)
-            world.loop.advance(random.uniform(0.0, 4.0))
-            step(world, client, move, random, disturbed=disturbed, tally=tally)
-            world.calm()
+async def play(
+    stage: Stage, random: Random, turns: int, tally: Tally, troubles: Sequence[Trouble] = tuple(Trouble)
+) -> None:
+    """Run at least ``turns`` turns. Raises AssertionError as ``Stage.check`` does."""
+    population = clients(random)
+    stop_at = tally.turns + turns
+    while tally.turns < stop_at:
+        trouble = random.choice(troubles) if random.random() < _TROUBLE_RATE else None
+        if trouble is not None:
+            tally.troubles[trouble] += 1
+            await make_trouble(stage, trouble, random)
+        movers = random.sample(population, random.choice((1, 1, 1, 2, 3)))
+        stage.pause(random.uniform(0.0, 4.0))
+        await wave(
+            stage,
+            [(client, random.choice(LIKELY)) for client in movers],
+            random,
+            disturbed=trouble is not None and trouble not in HARMLESS,
+            tally=tally,
+        )
+        stage.calm()
 
 
-def run(mode: Mode, seed: int, turns: int) -> Tally:
-    """Turns on one pool after another, each with traits of its own. A failure tells how to repeat it."""
+def run(mode: Mode, seed: int, turns: int, *, strict: bool = True) -> Tally:
+    """Turns on one pool after another, each with traits of its own. A failure tells how to repeat it.
+
+    Not ``strict``: what ``Stage.check`` finds is counted in the tally and ends that pool's run.
+    """
     tally = Tally()
     number = 0
     while tally.turns < turns:
         random = Random(f"{mode} {seed} {number}")
         setup = drawn(mode, random)
-        try:
-            play(setup, random, min(TURNS_PER_WORLD, turns - tally.turns), tally)
-        except Exception as error:
-            error.add_note(f"pool {number} of seed {seed} in {mode} mode, after {tally.turns} turns: {setup}")
-            raise
+        with World(setup) as world:
+            try:
+                world.run(play(world, random, min(TURNS_PER_WORLD, turns - tally.turns), tally))
+            except Exception as error:
+                tally.corruptions += len(world.corruptions)
+                if strict or not isinstance(error, AssertionError):
+                    error.add_note(f"pool {number} of seed {seed} in {mode} mode, {tally.turns} turns: {told(setup)}")
+                    raise
         number += 1
     return tally

@@ -1,12 +1,13 @@
 """Pools of engines as they are found in the field, for each way of verifying."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from random import Random
 from typing import Any, Final, Literal
 
 from router.sim.config import EngineConfig
 from router.sim.profiles import Profile
 from router.sim.template import TemplateOptions
+from tests.e2e.asks import ADAPTER
 
 Mode = Literal["engine", "router", "auto", "lineage"]
 
@@ -31,6 +32,7 @@ class Setup:
     margin_s: float = 10.0
     answer_tokens: bool = True
     take_share: float = 0.5
+    max_branches: int = 100_000
 
 
 def pair(verify: Mode, **engine: Any) -> Setup:
@@ -56,8 +58,10 @@ def drawn(verify: Mode, random: Random) -> Setup:
         prefix_cache=random.random() < 0.75,
         ttl_s=60.0,
         expiry_field=random.random() < 0.9,
-        failure_policy="fail",
+        failure_policy="fail" if random.random() < 0.9 else "recompute",
         kv_groups=random.choice((1, 1, 1, 1, 2)),
+        dcp_size=random.choice((1,) * 15 + (2,)),
+        adapters=(ADAPTER,),
         overcount_tokens=random.choice((0, 0, 0, 1, 5)),
         plugin=verify == "engine",
         render=random.choice(("open", "403")),
@@ -77,6 +81,11 @@ def drawn(verify: Mode, random: Random) -> Setup:
     )
     # D's own cache and P's larger or smaller blocks do not go together in any pool, with or without a router.
     decode = replace(common, role="decode", prefix_cache=common.prefix_cache and prefill_block == block_size)
+    trait = random.random()
+    if trait < 0.04:
+        decode = replace(decode, push_mode=True)
+    elif trait < 0.08:
+        prefill = replace(prefill, bidirectional=False)
     if verify == "auto":
         size = 2
     prefills, decodes = (prefill,) * size, (decode,) * size
@@ -88,5 +97,20 @@ def drawn(verify: Mode, random: Random) -> Setup:
         prefills=prefills,
         decodes=decodes,
         answer_tokens=random.random() < 0.85,
-        take_share=random.choice((0.0, 0.5)),
+        take_share=random.choice((0.01, 0.5)),
+        max_branches=random.choice((100_000, 100_000, 12)),
     )
+
+
+def told(setup: Setup) -> str:
+    """A setup in few words: what is not as usual."""
+    parts = [f"verify={setup.verify}, ttl_s={setup.ttl_s:g}, answer_tokens={setup.answer_tokens}"]
+    for config in (*setup.prefills, *setup.decodes):
+        usual = EngineConfig(profile=BRISK, ttl_s=60.0, adapters=(ADAPTER,))
+        odd = [
+            f"{one.name}={getattr(config, one.name)}"
+            for one in fields(config)
+            if getattr(config, one.name) != getattr(usual, one.name)
+        ]
+        parts.append(", ".join(odd))
+    return "; ".join(parts)

@@ -8,7 +8,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -72,6 +72,13 @@ class Reference:
             like, prefix_cache=False, plugin=False, bidirectional=False, num_blocks=1 << 16, profile=INSTANT
         )
         self._upstream = SimUpstream({"": SimEngine(alone, fabric=LocalFabric(), clock=clock)})
+
+    async def document(self, ask: Ask) -> dict[str, Any]:
+        """The whole answer to a request that is not streamed."""
+        answer = await self._upstream.send("", Call("POST", ask.path, (), msgspec.json.encode(ask.body)))
+        assert answer.status == 200, answer.body
+        document: dict[str, Any] = msgspec.json.decode(answer.body)
+        return document
 
     async def answer(self, ask: Ask) -> tuple[int, Spoken]:
         """Status and content of the answer to the same request."""

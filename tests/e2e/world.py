@@ -33,8 +33,9 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class RecordingClient:
-    """A client that reads as fast as it is written to."""
+    """A client that keeps what it reads, at its own pace."""
 
+    reads_every_s: float = 0.0
     started: bool = False
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -45,6 +46,8 @@ class RecordingClient:
 
     async def write(self, data: bytes) -> None:
         self.body += data
+        if self.reads_every_s:
+            await asyncio.sleep(self.reads_every_s)
 
     async def end(self) -> None:
         """Nothing more comes; what came tells whether it is complete."""
@@ -69,7 +72,7 @@ class World(Stage):
         self.context = Context(
             upstream=self.upstream,
             fleet=Fleet.of(prefills, decodes, facts=facts),
-            ledger=MemoryLedger(trace_ttl_s=3_600.0, now=clock.now),
+            ledger=MemoryLedger(max_branches=setup.max_branches, trace_ttl_s=3_600.0, now=clock.now),
             facts=facts,
             doubts=Doubts(),
             settings=RelaySettings(
@@ -96,7 +99,7 @@ class World(Stage):
         return self.loop.run_until_complete(awaitable)
 
     async def turn(self, ask: Ask) -> Turn:
-        client = RecordingClient()
+        client = RecordingClient(ask.reads_every_s)
         headers = (*ask.headers, (TENANT_HEADER, ask.tenant))
         body = msgspec.json.encode(ask.body)
         request = read_request(_ENDPOINTS[ask.path], ask.path, headers, body, turn_id=f"t{next(self._ids)}")

@@ -271,6 +271,27 @@ class FaultsConformance:
                 await soon(run())
             assert got == b"abcde"
 
+    async def test_what_came_before_a_break_is_not_lost_on_a_slow_reader(
+        self, make_upstream: MakeUpstream
+    ) -> None:
+        waiting = asyncio.Event()
+
+        async def script(peer: Peer) -> None:
+            await peer.request()
+            await peer.say(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n")
+            await soon(waiting.wait())
+            await peer.say(b"abcde")
+
+        async with engine(script) as here, make_upstream().stream(here.origin, POST) as answer:
+            chunks = answer.chunks()
+            waiting.set()
+            # Time for the data and the end to arrive together; without it the test only proves less.
+            await asyncio.sleep(0.1)
+            assert await soon(anext(chunks)) == b"abcde"
+            for _ in range(2):
+                with pytest.raises(Broken):
+                    await soon(anext(chunks))
+
     async def test_a_reset_is_no_end_of_a_body_without_a_length(self, make_upstream: MakeUpstream) -> None:
         read = asyncio.Event()
 

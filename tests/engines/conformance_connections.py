@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from router.engines.upstream import Call, NeverSent, Stale, UpstreamError
+from router.engines.upstream import Broken, Call, NeverSent, Stale, UpstreamError
 from tests.engines.conformance import GET, POST, MakeUpstream
 from tests.engines.scripted import Peer, closed_port, engine, soon
 
@@ -321,6 +321,26 @@ class ConnectionsConformance:
             with pytest.raises(NeverSent):
                 await upstream.send(here.origin, GET)
             await upstream.close()
+
+    async def test_a_connection_that_we_close_is_not_stale(self, make_upstream: MakeUpstream) -> None:
+        arrived = asyncio.Event()
+
+        async def script(peer: Peer) -> None:
+            await peer.request()
+            await peer.answer()
+            await peer.request()
+            arrived.set()
+            await peer.wait_gone()
+
+        async with engine(script) as here:
+            upstream = make_upstream()
+            await soon(upstream.send(here.origin, POST))
+            task = asyncio.ensure_future(upstream.send(here.origin, POST))
+            await soon(arrived.wait())
+            await soon(upstream.close())
+            # Stale would invite the relay to send it again.
+            with pytest.raises(Broken):
+                await soon(task)
 
 
 async def lost(peer: Peer) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.engines.nixl import COLD_PARAMS, NotParams, Params, cut, read, released
+from router.engines.nixl import COLD_PARAMS, NotParams, Params, cut, reachable, read, released
 from router.turn.digest import STAMP_FIELD, chain
 
 # As vLLM 0.32.0 sends them: D's of a finished turn, and P's of a prefill leg that read D's blocks.
@@ -105,15 +105,15 @@ def test_what_is_no_object_or_cannot_be_read_is_refused(raw: bytes) -> None:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=9),
+    st.none() | st.booleans() | st.integers() | st.floats(-1e9, 1e9) | st.text(max_size=9),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
     max_leaves=8,
-)  # fmt: skip
+)
 NAMES = st.sampled_from([*PARAMS, "remote_prefill_cached_tokens", STAMP_FIELD])
 
 
 @given(st.dictionaries(NAMES, JSON, max_size=6))
-def test_members_of_any_type_are_read_and_never_make_a_handle_of_what_has_no_address(
+def test_members_of_any_type_are_read_and_make_no_handle_without_an_address(
     odd: dict[str, Any],
 ) -> None:
     params = read(encoded(**odd))
@@ -254,7 +254,7 @@ def test_what_the_plugin_adds(stamp: Any, stamped: bool, verified: int | None) -
 
 # Everything that a rewriting parser would change: spaces, a number's form, escapes, an unknown member.
 ODD = (
-    b'{ "remote_block_ids" : [ [7, 6,5,4,3,2,1] ] , "future": { "a" : [1.0, 1E2, 12345678901234567890123] },\n'
+    b'{ "remote_block_ids" : [ [7, 6,5,4,3,2,1] ] , "future": { "a" : [1.0, 1E2, 12345678901234567890123]},\n'
     b' "remote_num_tokens":788, "remote_blocks_expiry_time": 1162.2785887530000, "remote_host": "\\u0068ost",'
     b' "weight": -0.0, "nothing": null }'
 )
@@ -357,3 +357,34 @@ def test_escaped_names_are_the_same_names() -> None:
     raw = FROM_DECODE.replace(b'"remote_num_tokens"', b'"remote_num_\\u0074okens"')
     assert read(raw).tokens == 788
     assert json.loads(cut(raw, tokens=768, block_size=128))["remote_num_tokens"] == 768
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "localhost", "::1", "[::1]", "0.0.0.0"])  # noqa: S104
+def test_a_side_channel_on_the_engines_own_loopback_is_looked_for_where_the_engine_is(host: str) -> None:
+    before, after = (
+        raws(encoded(remote_host=host)),
+        raws(reachable(encoded(remote_host=host), origin="http://d7:8200")),
+    )
+    assert after == {**before, "remote_host": b'"d7"'}
+    assert list(after) == list(before)
+
+
+@pytest.mark.parametrize("origin", ["http://[2001:db8::7]:8200", "https://[2001:db8::7]"])
+def test_an_address_of_an_engine_may_be_one_of_version_6(origin: str) -> None:
+    assert json.loads(reachable(FROM_DECODE, origin=origin))["remote_host"] == "2001:db8::7"
+
+
+@pytest.mark.parametrize(
+    "host", ["10.0.0.7", "d7", "localhost.example.org", "::1234", "", None, 127, ["localhost"]]
+)
+def test_any_other_side_channel_is_left_alone(host: Any) -> None:
+    raw = encoded(remote_host=host)
+    assert reachable(raw, origin="http://d7:8200") is raw
+    without = lacking("remote_host")
+    assert reachable(without, origin="http://d7:8200") is without
+
+
+@pytest.mark.parametrize("raw", [b"null", b"[]", b'{"remote_host":"\xff"}', b'{"remote_host":1e999}'])
+def test_a_side_channel_that_cannot_be_read_is_refused(raw: bytes) -> None:
+    with pytest.raises(NotParams):
+        reachable(raw, origin="http://d7:8200")

@@ -161,6 +161,16 @@ class LedgerRules:
         assert not await play.ledger.give_back(taken)
         assert (await play.find(asking("m0", "a0", "m1", "a1", "m2"))).handle == new
 
+    async def test_not_even_where_the_newer_handle_is_taken(self, play: Play) -> None:
+        await play.turn(asking("m0"))
+        query = asking("m0", "a0", "m1")
+        taken, other = await play.find(query), await play.find(query)
+        await play.finish(query, other)
+        later = asking("m0", "a0", "m1", "a1", "m2")
+        assert (await play.find(later)).handle is not None
+        assert not await play.ledger.give_back(taken)
+        assert (await play.find(later)).absence is Absence.NO_HANDLE
+
     async def test_nothing_is_given_back_twice(self, play: Play) -> None:
         await play.turn(asking("m0"))
         query = asking("m0", "a0", "m1")
@@ -329,10 +339,19 @@ class LedgerRules:
 
     async def test_an_extension_beats_a_newer_fork(self, play: Play) -> None:
         _, tip = await play.turn(asking("system", "m0"))
-        fork = asking("system", "m0", "a0", "m1")
-        await play.finish(fork, None)
-        found = await play.find(asking("system", "m0", "other", "m1", take_share=0.0))
+        await play.finish(asking("system", "m0", "a0", "m1", conversation="c"), None)
+        found = await play.find(asking("system", "m0", "other", "m1", conversation="c", take_share=0.0))
         assert (found.relation, found.handle) == (Relation.EXTENSION, tip)
+
+    async def test_a_fork_with_a_handle_beats_an_extension_without(self, play: Play) -> None:
+        tip = asking("system", "m0")
+        await play.ledger.put(Put(tip.keys, None, play.trace(2), None))
+        _, handle = await play.finish(asking("system", "m0", "a0"), None)
+        found = await play.find(asking("system", "m0", "other", "m1"))
+        assert (found.relation, found.handle) == (Relation.FORK, handle)
+        # With none to be had, the extension is the one to go on from.
+        again = await play.find(asking("system", "m0", "other", "m1"))
+        assert (again.relation, again.absence) == (Relation.EXTENSION, Absence.NO_HANDLE)
 
     # Time
 
@@ -410,6 +429,12 @@ class LedgerBounds:
         assert (await play.find(asking("m0", "a", "m"))).absence is Absence.EXPIRED
         assert (await play.find(asking("m9", "a", "m"))).handle is not None
 
+    async def test_a_sweep_leaves_what_is_good_for_a_moment_more(self, play: Play, clock: Clock) -> None:
+        _, handle = await play.finish(asking("m0"), None, ttl_s=10.9)
+        clock.advance(10.5)
+        await play.ledger.sweep()
+        assert (await play.find(asking("m0", "a", "m"))).handle == handle
+
     async def test_an_expired_handle_counts_once(self, play: Play, clock: Clock) -> None:
         await play.turn(asking("m0"))
         clock.advance(TTL_S + 2)
@@ -430,6 +455,15 @@ class LedgerBounds:
         stats = await play.ledger.stats()
         assert (stats.branches, stats.boundaries, stats.evicted_branches) == (1, 1, 0)
         assert (await play.find(asking("young", "a", "m"))).branch
+
+    async def test_siblings_leave_nothing_behind(self, make: Make, clock: Clock) -> None:
+        play = Play(make(trace_ttl_s=1_000.0), clock)
+        for _ in range(3):
+            await play.finish(asking("system", "m0"), None)
+        clock.advance(1_000.0)
+        await play.ledger.sweep()
+        stats = await play.ledger.stats()
+        assert (stats.branches, stats.boundaries, stats.handles, stats.size_bytes) == (0, 0, 0, 0)
 
     async def test_use_keeps_a_branch(self, make: Make, clock: Clock) -> None:
         play = Play(make(trace_ttl_s=1_000.0), clock)

@@ -1,8 +1,10 @@
 import pytest
 
 from router.sim.profiles import PROFILES
+from tests.sim.pool import COLD, Pool
 
 QWEN = PROFILES["qwen3-32b"]
+TEXT = "/v1/completions"
 
 
 @pytest.mark.parametrize(("tokens", "milliseconds"), [(2_000, 153), (24_000, 744)])
@@ -15,6 +17,27 @@ def test_the_published_transfer_times(tokens: int, milliseconds: float) -> None:
     assert QWEN.transfer_s(tokens) * 1e3 == pytest.approx(milliseconds, abs=0.5)
 
 
-def test_nothing_to_do_takes_no_time() -> None:
-    assert QWEN.transfer_s(0) == 0
-    assert PROFILES["instant"].prefill_s(100_000) == 0
+@pytest.mark.parametrize(("tokens", "milliseconds"), [(2_000, 158), (24_000, 778)])
+async def test_the_published_times_to_first_token(tokens: int, milliseconds: float) -> None:
+    pool = Pool(profile=QWEN, prefix_cache=False)
+    prompt = {"prompt": [5] * tokens, "max_tokens": 1}
+    began = pool.clock.now()
+    params = (await pool.ask("p", {**prompt, "kv_transfer_params": COLD}, TEXT))["kv_transfer_params"]
+    await pool.ask("d", {**prompt, "kv_transfer_params": params}, TEXT)
+    assert (pool.clock.now() - began) * 1e3 == pytest.approx(milliseconds, abs=0.5)
+
+
+async def test_a_pull_costs_its_transfer_and_the_rest_of_the_prefill() -> None:
+    pool = Pool(profile=QWEN, prefix_cache=False)
+    prompt = {"prompt": [5] * 2_000, "max_tokens": 1}
+    params = (await pool.ask("p", {**prompt, "kv_transfer_params": COLD}, TEXT))["kv_transfer_params"]
+    answer = await pool.ask("d", {**prompt, "kv_transfer_params": params}, TEXT)
+    grown = {"prompt": [5] * 2_400, "max_tokens": 1, "kv_transfer_params": answer["kv_transfer_params"]}
+    began = pool.clock.now()
+    await pool.ask("p", grown, TEXT)
+    assert pool.clock.now() - began == pytest.approx(QWEN.transfer_s(2_000) + QWEN.prefill_s(400))
+
+
+def test_instant_is_instant() -> None:
+    instant = PROFILES["instant"]
+    assert instant.prefill_s(9) == instant.transfer_s(9) == instant.delivery_s(9) == 0

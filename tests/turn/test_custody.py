@@ -1,9 +1,19 @@
-"""A handle in a turn's hands is used once, given back if it was never sent, or lost; and each is told once."""
+"""A handle in a turn's hands is used once, given back if never sent, or lost; and each is told once."""
 
 import pytest
 
 from router.ledger.memory import MemoryLedger
-from router.ledger.store import Found, Handle, Ledger, LedgerUnavailable, Put, Query, Relation, Trace
+from router.ledger.store import (
+    Found,
+    Handle,
+    Ledger,
+    LedgerStats,
+    LedgerUnavailable,
+    Put,
+    Query,
+    Relation,
+    Trace,
+)
 from router.telemetry.facts import Fact, Facts, HandleFact, Outcome
 from router.turn.custody import Custody
 
@@ -39,8 +49,13 @@ async def take(ledger: Ledger) -> Found:
     return found
 
 
+def held(custody: Custody) -> Handle | None:
+    return custody.handle
+
+
 def listening() -> tuple[Facts, list[Fact]]:
-    facts, heard = Facts(), []  # type: tuple[Facts, list[Fact]]
+    facts = Facts()
+    heard: list[Fact] = []
     facts.subscribe(heard.append)
     return facts, heard
 
@@ -49,10 +64,10 @@ async def test_what_was_never_sent_is_given_back_and_serves_the_next_turn() -> N
     ledger = await a_ledger()
     facts, heard = listening()
     custody = Custody(await take(ledger), ledger, facts)
-    assert custody.handle == HANDLE
+    assert held(custody) == HANDLE
     assert (await take(ledger)).handle is None, "while it is in custody nobody else has it"
     await custody.close()
-    assert custody.handle is None
+    assert held(custody) is None
     assert heard == [HandleFact(Outcome.GIVEN_BACK, "d1", 300)]
     assert (await take(ledger)).handle == HANDLE
 
@@ -62,7 +77,7 @@ async def test_what_was_sent_is_gone() -> None:
     facts, heard = listening()
     custody = Custody(await take(ledger), ledger, facts)
     custody.sent()
-    assert custody.handle is None
+    assert held(custody) is None
     await custody.close()
     assert heard == [], "what became of it is told by who sent it"
     assert (await take(ledger)).handle is None
@@ -74,9 +89,9 @@ async def test_what_turned_out_not_to_be_sent_may_be_sent_again_or_given_back() 
     custody = Custody(await take(ledger), ledger, facts)
     custody.sent()
     custody.returned()
-    assert custody.handle == HANDLE
+    assert held(custody) == HANDLE
     custody.sent()
-    assert custody.handle is None
+    assert held(custody) is None
     custody.returned()
     await custody.close()
     assert heard == [HandleFact(Outcome.GIVEN_BACK, "d1", 300)]
@@ -88,10 +103,10 @@ async def test_what_is_dropped_is_lost_for_good() -> None:
     facts, heard = listening()
     custody = Custody(await take(ledger), ledger, facts)
     custody.dropped("engine_restarted")
-    assert custody.handle is None
+    assert held(custody) is None
     custody.dropped("engine_restarted")
     custody.returned()
-    assert custody.handle is None, "nothing brings it back"
+    assert held(custody) is None, "nothing brings it back"
     await custody.close()
     assert heard == [HandleFact(Outcome.LOST, "d1", 300, "engine_restarted")]
     assert (await take(ledger)).handle is None
@@ -144,7 +159,7 @@ class Down:
     async def sweep(self) -> None:
         raise LedgerUnavailable("down")
 
-    async def stats(self) -> "None":  # type: ignore[override]
+    async def stats(self) -> LedgerStats:
         raise LedgerUnavailable("down")
 
     async def close(self) -> None:
@@ -156,7 +171,7 @@ async def test_a_ledger_that_is_down_costs_the_handle_and_nothing_else() -> None
     custody = Custody(await take(await a_ledger()), Down(), facts)
     await custody.close()
     assert heard == [HandleFact(Outcome.LOST, "d1", 300, "ledger_down")]
-    assert custody.handle is None
+    assert held(custody) is None
 
 
 async def test_a_turn_that_found_no_handle_has_nothing_to_give_back() -> None:
@@ -166,7 +181,7 @@ async def test_a_turn_that_found_no_handle_has_nothing_to_give_back() -> None:
     facts, heard = listening()
     for found in (None, without):
         custody = Custody(found, ledger, facts)
-        assert custody.handle is None
+        assert held(custody) is None
         custody.dropped("holder_gone")
         custody.tell(Outcome.USED, 5)
         await custody.close()

@@ -26,7 +26,7 @@ from router.turn.digest import (
 
 VECTORS = Path(__file__).with_name("stamp_vectors.json")
 
-# Ids are given as a rule, so that long vectors stay readable: (first + i * step) % modulo, from 0 up to count.
+# Ids are given as a rule, so that long vectors stay readable: (first + i * step) % modulo, for i up to count.
 # The modulo is a prime near the size of a vocabulary, or the whole range of an id.
 RULES: dict[str, dict[str, int]] = {
     "empty": {"first": 0, "step": 0, "modulo": 1, "count": 0},

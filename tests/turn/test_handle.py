@@ -110,11 +110,15 @@ def test_an_engine_that_expires_handles_itself_is_waited_for_from_the_end(explic
     assert handle.deadline_s == 1030.0 + 465.0
 
 
-@pytest.mark.parametrize("params", [raw(remote_blocks_expiry_time=None), lacking("remote_blocks_expiry_time")])
+@pytest.mark.parametrize(
+    "params", [raw(remote_blocks_expiry_time=None), lacking("remote_blocks_expiry_time")]
+)
 def test_an_engine_that_would_read_freed_blocks_gets_the_earliest_deadline_there_is(params: bytes) -> None:
     handle = accept(finish(params), Lifetime(60.0, 5.0, explicit=True), 64)
     assert isinstance(handle, Handle)
-    assert handle.deadline_s == 1000.0 + 55.0, "counted from when the leg was sent: D cannot have pinned before"
+    assert handle.deadline_s == 1000.0 + 55.0, (
+        "counted from when the leg was sent: D cannot have pinned before"
+    )
 
 
 def test_no_more_of_the_held_tokens_are_prompt_than_are_held() -> None:
@@ -172,7 +176,9 @@ def test_a_handle_that_is_proven_as_a_whole_goes_as_it_came() -> None:
         pytest.param(770, 821, 768, id="cut to whole blocks"),
         pytest.param(HELD, HELD, 768, id="the same prompt again: P keeps one token to compute"),
         pytest.param(HELD, 769, 768, id="regenerated: the prompt is shorter than what is held"),
-        pytest.param(HELD, 768, 640, id="the prompt ends with a block, and one token of it is P's to compute"),
+        pytest.param(
+            HELD, 768, 640, id="the prompt ends with a block, and one token of it is P's to compute"
+        ),
         pytest.param(384, 888, 384, id="edited"),
         pytest.param(HELD, 300, 256, id="the history was cut short"),
         pytest.param(128, 129, 128, id="one block"),
@@ -222,9 +228,12 @@ def test_a_handle_that_cannot_be_cut_is_left(params: bytes, why: Uncut) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prefill_block", "decode_block"), [(None, None), (None, BLOCK), (BLOCK, None), (BLOCK, 64), (16, BLOCK), (0, 0)]
+    ("prefill_block", "decode_block"),
+    [(None, None), (None, BLOCK), (BLOCK, None), (BLOCK, 64), (16, BLOCK), (0, 0)],
 )
-def test_no_cut_without_equal_and_known_block_sizes(prefill_block: int | None, decode_block: int | None) -> None:
+def test_no_cut_without_equal_and_known_block_sizes(
+    prefill_block: int | None, decode_block: int | None
+) -> None:
     uncut = fitted(a_handle(), 768, 821, prefill_block=prefill_block, decode_block=decode_block)
     assert uncut is Uncut.BLOCK_SIZE
 
@@ -247,7 +256,9 @@ def test_what_cannot_be_cut_may_go_as_a_whole(params: bytes) -> None:
 
 
 @pytest.mark.parametrize(("prefill_block", "decode_block"), [(None, None), (None, BLOCK), (BLOCK, None)])
-def test_a_whole_handle_needs_no_known_block_size(prefill_block: int | None, decode_block: int | None) -> None:
+def test_a_whole_handle_needs_no_known_block_size(
+    prefill_block: int | None, decode_block: int | None
+) -> None:
     sendable = fitted(a_handle(), HELD, 821, prefill_block=prefill_block, decode_block=decode_block)
     assert isinstance(sendable, Sendable)
     assert sendable.whole
@@ -293,7 +304,12 @@ def test_never_more_than_is_proven_and_only_whole_blocks(
     ids = list(range(count, 0, -1))
     params = raw(remote_num_tokens=held, remote_block_ids=[ids] * groups, dcp_size=dcp)
     sendable = fitted(
-        a_handle(params, tokens=held), proven, prompt, prefill_block=block, decode_block=other, threshold=threshold
+        a_handle(params, tokens=held),
+        proven,
+        prompt,
+        prefill_block=block,
+        decode_block=other,
+        threshold=threshold,
     )
     if not isinstance(sendable, Sendable):
         return

@@ -47,19 +47,33 @@ def legs(members: bytes, **options: Any) -> tuple[dict[str, bytes], dict[str, by
 
 
 ABSENT = None
-# member as sent -> its value on the prefill leg, the decode leg, and on one node; None where it has to be absent
-ROWS: list[tuple[str, bytes, bytes | None, bytes | None, bytes | None]] = [
+Row = tuple[str, bytes, bytes | None, bytes | None, bytes | None]
+"""A member, as it was sent, and its value on the prefill leg, on the decode leg, and on one node."""
+
+
+def same(name: str, value: bytes) -> Row:
+    """A member that goes everywhere as it came."""
+    return (name, value, value, value, value)
+
+
+ROWS: list[Row] = [
     ("kv_transfer_params", b'{"do_remote_prefill":true,"remote_host":"evil"}', COLD_PARAMS, PARAMS, ABSENT),
     ("ec_transfer_params", b'{"a":1}', ABSENT, ABSENT, ABSENT),
     ("request_id", b'"mine"', ABSENT, ABSENT, ABSENT),
     ("conversation_id", b'"mine"', ABSENT, ABSENT, ABSENT),
-    ("session_id", b'"mine"', b'"mine"', b'"mine"', b'"mine"'),
+    same("session_id", b'"mine"'),
     ("stream", b"true", b"false", b"true", b"true"),
     ("stream", b"null", b"false", b"null", b"null"),
     ("max_tokens", b"500", b"1", b"500", b"500"),
     ("max_tokens", b"null", b"1", b"null", b"null"),
     ("max_completion_tokens", b"500", b"1", b"500", b"500"),
-    ("stream_options", b'{"include_usage": true}', ABSENT, b'{"include_usage": true}', b'{"include_usage": true}'),
+    (
+        "stream_options",
+        b'{"include_usage": true}',
+        ABSENT,
+        b'{"include_usage": true}',
+        b'{"include_usage": true}',
+    ),
     ("min_tokens", b"5", ABSENT, b"5", b"5"),
     ("stop", b'["\\n"]', ABSENT, b'["\\n"]', b'["\\n"]'),
     ("stop_token_ids", b"[1]", ABSENT, b"[1]", b"[1]"),
@@ -71,25 +85,27 @@ ROWS: list[tuple[str, bytes, bytes | None, bytes | None, bytes | None]] = [
     ("best_of", b"1", ABSENT, b"1", b"1"),
     ("ignore_eos", b"false", b"true", b"false", b"false"),
     ("return_token_ids", b"true", b"false", b"true", b"true"),
-    ("cache_salt", b'"s"', b'"s"', b'"s"', b'"s"'),
+    same("cache_salt", b'"s"'),
     # What shapes the prompt, and what nobody here knows: the very bytes, everywhere.
-    ("tools", b'[ {"type":"function"} ]', *[b'[ {"type":"function"} ]'] * 3),
-    ("tool_choice", b'"none"', *[b'"none"'] * 3),
-    ("chat_template_kwargs", b'{"enable_thinking":false}', *[b'{"enable_thinking":false}'] * 3),
-    ("truncate_prompt_tokens", b"-1", *[b"-1"] * 3),
-    ("add_generation_prompt", b"false", *[b"false"] * 3),
-    ("response_format", b'{"type":"json_object"}', *[b'{"type":"json_object"}'] * 3),
-    ("temperature", b"0.10", *[b"0.10"] * 3),
-    ("seed", b"12345678901234567890123", *[b"12345678901234567890123"] * 3),
-    ("vllm_xargs", b'{"session_id": "a"}', *[b'{"session_id": "a"}'] * 3),
-    ("vllm_xargs", b"null", *[b"null"] * 3),
-    ("vllm_xargs", b"[1]", *[b"[1]"] * 3),
-    ("from_the_future", b'{"a" :1E2,"b":"\\u0041"}', *[b'{"a" :1E2,"b":"\\u0041"}'] * 3),
-    ('quo"te\\', b"1", b"1", b"1", b"1"),
+    same("tools", b'[ {"type":"function"} ]'),
+    same("tool_choice", b'"none"'),
+    same("chat_template_kwargs", b'{"enable_thinking":false}'),
+    same("truncate_prompt_tokens", b"-1"),
+    same("add_generation_prompt", b"false"),
+    same("response_format", b'{"type":"json_object"}'),
+    same("temperature", b"0.10"),
+    same("seed", b"12345678901234567890123"),
+    same("vllm_xargs", b'{"session_id": "a"}'),
+    same("vllm_xargs", b"null"),
+    same("vllm_xargs", b"[1]"),
+    same("from_the_future", b'{"a" :1E2,"b":"\\u0041"}'),
+    same('quo"te\\', b"1"),
 ]
 
 
-@pytest.mark.parametrize(("name", "sent", "prefill", "decode", "one"), ROWS, ids=lambda value: str(value)[:30])
+@pytest.mark.parametrize(
+    ("name", "sent", "prefill", "decode", "one"), ROWS, ids=lambda value: str(value)[:30]
+)
 def test_the_table_row_by_row(
     name: str, sent: bytes, prefill: bytes | None, decode: bytes | None, one: bytes | None
 ) -> None:
@@ -116,7 +132,9 @@ def test_what_a_plain_request_becomes() -> None:
     assert one == {"model": b'"m"', "messages": MESSAGES}
 
 
-@pytest.mark.parametrize("sent", [b"", b',"return_token_ids":true', b',"return_token_ids":false', b',"return_token_ids":null'])
+@pytest.mark.parametrize(
+    "sent", [b"", b',"return_token_ids":true', b',"return_token_ids":false', b',"return_token_ids":null']
+)
 def test_token_ids_are_asked_for_where_they_are_compared(sent: bytes) -> None:
     request = request_of(b'"model":"m"' + sent)
     assert raws(prefill_body(request, COLD_PARAMS, want_token_ids=True))["return_token_ids"] == b"true"
@@ -129,16 +147,26 @@ def test_a_decode_leg_without_params_carries_none_of_any_kind() -> None:
     assert raws(decode_body(request, None, want_token_ids=False)) == {"model": b'"m"'}
 
 
-def test_a_salt_of_ours_is_the_same_on_both_legs_and_replaces_the_clients() -> None:
-    prefill, decode, one = legs(b'"model":"m","cache_salt":"theirs"', salt='our "own"')
-    assert json.loads(prefill["cache_salt"]) == json.loads(decode["cache_salt"]) == 'our "own"'
+def test_a_salt_of_ours_is_the_same_on_both_legs_and_holds_the_clients() -> None:
+    prefill, decode, one = legs(b'"model":"m","cache_salt":"theirs"', salt="ours")
+    assert json.loads(prefill["cache_salt"]) == json.loads(decode["cache_salt"]) == 'ours:"theirs"'
     assert one["cache_salt"] == b'"theirs"'
+    assert json.loads(legs(b'"model":"m"', salt="ours")[0]["cache_salt"]) == "ours"
     assert "cache_salt" not in legs(b'"model":"m"')[0]
+
+
+@pytest.mark.parametrize("sent", [b"null", b"5", b'["a"]', b'"\xff"', b'"\\u0000"'])
+def test_a_salt_of_ours_is_a_text_whatever_the_clients_is(sent: bytes) -> None:
+    request = request_of(b'"cache_salt":' + sent)
+    prefill = raws(prefill_body(request, COLD_PARAMS, want_token_ids=False, salt='o"ur"s'))
+    decode = raws(decode_body(request, PARAMS, want_token_ids=False, salt='o"ur"s'))
+    assert prefill["cache_salt"] == decode["cache_salt"]
+    assert json.loads(prefill["cache_salt"]).startswith('o"ur"s:')
 
 
 STEERING = ["kv_transfer_params", "ec_transfer_params", "request_id"]
 SPELLINGS = [
-    lambda name: json.dumps(name),
+    json.dumps,
     lambda name: json.dumps(name).replace("_", "\\u005f"),
     lambda name: '"' + "".join(f"\\u{ord(char):04x}" for char in name) + '"',
     lambda name: json.dumps(name).replace("r", "\\u0072").replace("t", "\\u0074"),
@@ -194,28 +222,33 @@ def test_reading_for_one_leg_leaves_the_request_as_it_was() -> None:
 
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=9),
+    st.none() | st.booleans() | st.integers() | st.floats(-1e9, 1e9) | st.text(max_size=9),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
     max_leaves=6,
-)  # fmt: skip
-PROMPT_SHAPING = (
-    "model messages prompt tools tool_choice documents chat_template chat_template_kwargs add_generation_prompt "
-    "continue_final_message add_special_tokens truncate_prompt_tokens reasoning_effort response_format "
-    "mm_processor_kwargs cache_salt unknown"
-).split()
+)
+PROMPT_SHAPING = [
+    "messages", "prompt", "tools", "tool_choice", "documents", "chat_template", "chat_template_kwargs",
+    "add_generation_prompt", "continue_final_message", "add_special_tokens", "truncate_prompt_tokens",
+    "reasoning_effort", "response_format", "mm_processor_kwargs", "cache_salt", "unknown",
+]  # fmt: skip
 
 
 @given(
-    st.dictionaries(st.sampled_from([*PROMPT_SHAPING, *(row[0] for row in ROWS)]) | st.text(max_size=6), VALUES),
+    st.dictionaries(
+        st.sampled_from([*PROMPT_SHAPING, *(row[0] for row in ROWS)]) | st.text(max_size=6), VALUES
+    ),
     st.booleans(),
 )
 def test_both_legs_have_the_identical_prompt(sent: dict[str, Any], salted: bool) -> None:
-    sent.pop("model", None)
     request = request_of(json.dumps(sent).encode()[1:-1])
     salt = "ours" if salted else None
     prefill = raws(prefill_body(request, COLD_PARAMS, want_token_ids=True, salt=salt))
     decode = raws(decode_body(request, PARAMS, want_token_ids=True, salt=salt))
-    changed = {row[0] for row in ROWS if row[2] != row[3]} | {"max_tokens", "ignore_eos", "kv_transfer_params"}
+    changed = {row[0] for row in ROWS if row[2] != row[3]} | {
+        "max_tokens",
+        "ignore_eos",
+        "kv_transfer_params",
+    }
     assert {k: v for k, v in prefill.items() if k not in changed} == {
         k: v for k, v in decode.items() if k not in changed
     }

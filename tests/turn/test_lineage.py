@@ -266,6 +266,7 @@ class TestWhatMakesADifference:
             for endpoint in (Endpoint.CHAT, Endpoint.COMPLETIONS)
         ]
         assert len({way.scope for way in ways}) == len({way.keys for way in ways}) == 6
+        assert len({of({"model": "m"}, endpoint=endpoint).scope for endpoint in Endpoint}) == len(Endpoint)
 
     @given(values, values)
     def test_unknown_members_differ_where_their_values_do(self, one: Json, two: Json) -> None:

@@ -116,11 +116,19 @@ COLD: list[tuple[str, dict[str, Any]]] = [
     (Reason.MODEL_MISTRUSTED, {"mistrusted": True, "prefills": VERIFYING, "found": holding(stamped=True)}),
     (Reason.MEDIA, {"found": holding(media_depth=5)}),
     (Reason.MEDIA, {"found": holding(media_depth=5), "mode": "lineage"}),
+    (Reason.BLOCK_SIZE, {"prefills": (prefill(block_size=16),), "decodes": (decode(block_size=32),)}),
+    (
+        Reason.BLOCK_SIZE,
+        {"prefills": (prefill(block_size=16, prefix_cache=True),), "decodes": (decode(block_size=32),)},
+    ),
     (Reason.UNVERIFIABLE, {"found": holding(held=None)}),
     (Reason.UNVERIFIABLE, {"found": holding(held=None, stamped=True)}),
     (Reason.UNVERIFIABLE, {"found": holding(held=None), "prefills": VERIFYING}),
     (Reason.UNVERIFIABLE, {"mode": "engine"}),
-    (Reason.UNVERIFIABLE, {"mode": "router", "found": holding(held=None, stamped=True), "prefills": VERIFYING}),
+    (
+        Reason.UNVERIFIABLE,
+        {"mode": "router", "found": holding(held=None, stamped=True), "prefills": VERIFYING},
+    ),
     (Reason.UNVERIFIABLE, {"mode": "lineage", "found": found(relation=Relation.FORK)}),
     (Reason.UNVERIFIABLE, {"mode": "lineage", "found": found(relation=Relation.REGENERATED)}),
     (Reason.UNVERIFIABLE, {"mode": "unknown"}),
@@ -141,6 +149,20 @@ def test_a_cold_turn_without_any_reason_noted_still_has_one() -> None:
 
 def test_an_engine_whose_id_is_not_known_is_not_taken_for_restarted() -> None:
     assert planned(decodes=(decode(),)).kind is Kind.PULL
+
+
+@pytest.mark.parametrize(
+    ("prefill_block", "decode_block", "prefix_cache"),
+    [(16, 32, False), (16, 16, True), (None, 16, True), (16, None, None), (None, None, None)],
+)
+def test_block_sizes_that_do_not_speak_against_a_whole_handle(
+    prefill_block: int | None, decode_block: int | None, prefix_cache: bool | None
+) -> None:
+    plan = planned(
+        prefills=(prefill("p2", block_size=prefill_block, prefix_cache=prefix_cache),),
+        decodes=(decode(block_size=decode_block),),
+    )
+    assert plan.kind is Kind.PULL
 
 
 def test_only_the_pair_itself_cools() -> None:
@@ -347,7 +369,9 @@ def situations(draw: st.DrawFn) -> Situation:
         decodes=draw(nodes(Role.DECODE)),
         found=draw(st.sampled_from([None, found_, found_])),
         mode=draw(st.sampled_from(["auto", "engine", "router", "lineage", "off"])),
-        cooling=draw(st.sets(st.tuples(st.sampled_from(["p1", "p2"]), st.sampled_from(["d1", "d2"])), max_size=2)),
+        cooling=draw(
+            st.sets(st.tuples(st.sampled_from(["p1", "p2"]), st.sampled_from(["d1", "d2"])), max_size=2)
+        ),
         mistrusted=draw(st.booleans()),
         cold_reason=draw(st.sampled_from(["", "", Reason.RETRY])),
         exclude=draw(st.sets(st.sampled_from(["p1", "p2", "d1", "d2"]), max_size=2)),
@@ -355,7 +379,9 @@ def situations(draw: st.DrawFn) -> Situation:
 
 
 @given(situations())
-def test_whatever_the_situation_a_handle_is_used_only_where_nothing_speaks_against_it(given_: Situation) -> None:
+def test_whatever_the_situation_a_handle_is_used_only_where_nothing_speaks_against_it(
+    given_: Situation,
+) -> None:
     plan = choose(given_)
     if plan is None:
         return

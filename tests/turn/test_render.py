@@ -148,7 +148,9 @@ UNSEEN: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("name", "value"), UNSEEN)
-def test_tokenize_is_not_asked_where_something_shapes_the_prompt_that_it_does_not_see(name: str, value: Any) -> None:
+def test_tokenize_is_not_asked_where_something_shapes_the_prompt_that_it_does_not_see(
+    name: str, value: Any
+) -> None:
     assert by_tokenize(chat(**{name: value}), media=False) is None
     assert by_tokenize(completions("hi", **{name: value}), media=False) is None
     assert asked(by_render(chat(**{name: value})))[name] == value, "the render route sees it"

@@ -128,27 +128,28 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4),
     max_leaves=10,
 )
-NAMES = st.sampled_from(
-    "model messages prompt n best_of use_beam_search prompt_logprobs prompt_embeds echo logprobs stream "
-    "return_token_ids session_id conversation_id vllm_xargs max_tokens".split()
-)
+NAMES = st.sampled_from([
+    "model", "messages", "prompt", "n", "best_of", "use_beam_search", "prompt_logprobs", "prompt_embeds",
+    "echo", "logprobs", "stream", "return_token_ids", "session_id", "conversation_id", "vllm_xargs",
+])  # fmt: skip
 ENDPOINTS = st.sampled_from(Endpoint)
 
 
 @given(ENDPOINTS, st.dictionaries(NAMES | st.text(max_size=5), JSON, max_size=8))
 def test_any_object_is_read_or_refused_for_its_model(endpoint: Endpoint, body: dict[str, Any]) -> None:
-    try:
-        request = read(body, endpoint)
-    except InvalidRequest as error:
-        assert error.param == "model"
-        assert not isinstance(body["model"], str | None)
+    if not isinstance(body.get("model"), str | None):
+        with pytest.raises(InvalidRequest, match="model has to be a string"):
+            read(body, endpoint)
         return
+    request = read(body, endpoint)
     assert {name: json.loads(bytes(raw)) for name, raw in request.members.items()} == body
     assert request.model == (body.get("model") or "")
 
 
 # Values that pass a scan of the document and fail when they are decoded.
-TRAPS = st.sampled_from([b"1e999", b"-1e999", b'"\xff"', b'"\xc3"', b'{"a":1e999}', b'["\xff"]', b'{"session_id":"\xff"}'])
+TRAPS = st.sampled_from(
+    [b"1e999", b"-1e999", b'"\xff"', b'"\xc3"', b'{"a":1e999}', b'["\xff"]', b'{"session_id":"\xff"}']
+)
 
 
 @given(ENDPOINTS, st.dictionaries(NAMES, TRAPS, min_size=1, max_size=4))
@@ -156,11 +157,11 @@ def test_values_that_cannot_be_decoded_are_refused_or_left_to_the_engine(
     endpoint: Endpoint, traps: dict[str, bytes]
 ) -> None:
     body = b"{" + b",".join(b'"%b":%b' % (name.encode(), raw) for name, raw in traps.items()) + b"}"
-    try:
-        request = read(body, endpoint)
-    except InvalidRequest as error:
-        assert error.param == "model"
+    if "model" in traps:
+        with pytest.raises(InvalidRequest, match="model has to be a string"):
+            read(body, endpoint)
         return
+    request = read(body, endpoint)
     assert {name: bytes(raw) for name, raw in request.members.items()} == traps
 
 
@@ -295,8 +296,10 @@ def test_an_endpoint_that_is_not_known_to_split_does_not() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [True, False, None, 0, 1, 2, -1, 1.0, 0.0, 0.5, "true", "True", "TRUE", "t", "1", "on", "On", "yes", "y", "Y"]
-    + ["false", "0", "off", "no", "n", "f", "", " true", "maybe", "2", [], [True], {}, {"a": True}],
+    json.loads(
+        '[true, false, null, 0, 1, 2, -1, 1.0, 0.0, 0.5, "true", "True", "TRUE", "t", "1", "on", "On", "yes",'
+        '"y", "Y", "false", "0", "off", "no", "n", "f", "", " t", "so", "2", [], [true], {}, {"a": true}]'
+    ),
 )
 def test_flags_are_read_as_vllm_reads_them(value: Any) -> None:
     """vLLM's models are pydantic's lax ones; what they refuse, the decode node refuses."""
@@ -312,7 +315,9 @@ def test_flags_are_read_as_vllm_reads_them(value: Any) -> None:
 
 def test_small_values_are_decoded_and_all_others_are_none() -> None:
     members = decode_members(
-        b'{"number":1.5,"word":"none","flag":true,"null":null,"long":"' + b"x" * 80 + b'","bad":"\xff","huge":1e999}'
+        b'{"number":1.5,"word":"none","flag":true,"null":null,"long":"'
+        + b"x" * 80
+        + b'","bad":"\xff","huge":1e999}'
     )
     names = ("number", "word", "flag", "null", "long", "bad", "huge", "absent")
     assert [small(members, name) for name in names] == [1.5, "none", True, None, None, None, None, None]
@@ -349,7 +354,9 @@ def test_small_values_are_decoded_and_all_others_are_none() -> None:
         ({}, {"vllm_xargs": None}, ""),
     ],
 )
-def test_where_a_conversations_id_is_found(headers: dict[str, str], members: dict[str, Any], hint: str) -> None:
+def test_where_a_conversations_id_is_found(
+    headers: dict[str, str], members: dict[str, Any], hint: str
+) -> None:
     assert conversation_hint(headers, decode_members(json.dumps(members).encode())) == hint
     assert read({**CHAT, **members}, headers=tuple(headers.items())).conversation == hint
 

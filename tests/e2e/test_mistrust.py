@@ -1,0 +1,109 @@
+"""An engine that misleads the router once: the turn is right all the same, and so is every later one, although
+that engine's prefix cache now holds wrong KV under right hashes."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from router.sim.faults import Fault
+from router.sim.record import Corruption
+from tests.e2e.asks import CHAT, MODEL, Ask, Message, passage
+from tests.e2e.growing import ids_of
+from tests.e2e.setups import pair
+from tests.e2e.stage import Turn
+from tests.e2e.world import World
+
+RENDER = "/v1/chat/completions/render"
+
+
+def ask(messages: Sequence[Message], tenant: str = "acme") -> Ask:
+    return Ask(CHAT, {"model": MODEL, "messages": list(messages)}, tenant, "c")
+
+
+def said(turn: Turn) -> Message:
+    return {"role": "assistant", "content": turn.spoken.choices[0].content}
+
+
+def opening() -> list[Message]:
+    return [
+        {"role": "system", "content": passage(1, 200)},
+        {"role": "user", "content": passage(2, 100)},
+    ]
+
+
+def check(world: World, *turns: Turn) -> None:
+    world.run(world.check(turns, disturbed=False))
+    assert all(turn.status == 200 for turn in turns)
+
+
+def only_the_first_read_was_wrong(world: World) -> None:
+    """What P read before anybody could know; forgotten here, so that whatever follows is seen."""
+    kinds = {record.kind for engine in world.prefills for record in engine.corruptions}
+    assert kinds == {Corruption.FOREIGN_KV}
+    assert not any(engine.corruptions for engine in world.decodes)
+    for engine in world.prefills:
+        engine.corruptions.clear()
+
+
+def later_turns_are_right(world: World, history: list[Message]) -> None:
+    """The same conversation, the same history of another tenant, and a regenerated answer."""
+    for _ in range(3):
+        turn = world.run(world.turn(ask(history)))
+        check(world, turn, world.run(world.turn(ask(history, "zeta"))))
+        history = [*history, said(turn), {"role": "user", "content": passage(len(history), 30)}]
+    check(world, world.run(world.turn(ask(history[:-2]))))
+
+
+@pytest.mark.parametrize("prefills", [1, 2])
+def test_a_prompt_that_is_rendered_otherwise_than_it_is_read(prefills: int) -> None:
+    setup = pair("router", retokenise=1.0)
+    with World(replace(setup, prefills=setup.prefills * prefills)) as world:
+        history = opening()
+        first = world.run(world.turn(ask(history)))
+        held = world.run(ids_of(world.reference, first.ask)).held
+        history += [said(first), {"role": "user", "content": passage(3, 30)}]
+        lie = msgspec.json.encode({"token_ids": [*held, *range(1 << 30, (1 << 30) + 40)]}).decode()
+        world.disturb(Fault(path=RENDER, status=200, body=lie), world.prefills)
+        second = world.run(world.turn(ask(history)))
+        only_the_first_read_was_wrong(world)
+        check(world, second)
+        assert (second.plan, second.reason) == ("cold", "mismatch")
+        later_turns_are_right(world, [*history, said(second), {"role": "user", "content": "and?"}])
+
+
+def test_a_prefill_node_that_has_lost_its_plugin() -> None:
+    with World(pair("engine", retokenise=1.0)) as world:
+        history = opening()
+        first = world.run(world.turn(ask(history)))
+        history += [said(first), {"role": "user", "content": passage(3, 30)}]
+        for engine in world.prefills:
+            engine.config = replace(engine.config, plugin=False)
+        second = world.run(world.turn(ask(history)))
+        only_the_first_read_was_wrong(world)
+        check(world, second)
+        assert (second.plan, second.reason) == ("cold", "mismatch")
+        later_turns_are_right(world, [*history, said(second), {"role": "user", "content": "and?"}])
+
+
+def test_a_client_that_leaves_while_a_wrong_prompt_is_read() -> None:
+    """Nobody compares what P read then; its cache must not be trusted for that reason either."""
+    leaves_wrong = 0
+    for leave_after_s in (0.0005, 0.001, 0.002, 0.003, 0.004, 0.006, 0.008, 0.012):
+        with World(pair("router", retokenise=1.0)) as world:
+            history = opening()
+            first = world.run(world.turn(ask(history)))
+            held = world.run(ids_of(world.reference, first.ask)).held
+            history += [said(first), {"role": "user", "content": passage(3, 30)}]
+            lie = msgspec.json.encode({"token_ids": [*held, *range(1 << 30, (1 << 30) + 40)]}).decode()
+            world.disturb(Fault(path=RENDER, status=200, body=lie), world.prefills)
+            turn = world.run(world.turn(replace(ask(history), leave_after_s=leave_after_s)))
+            world.calm()
+            wrong = [record for engine in world.prefills for record in engine.corruptions]
+            if not turn.left or not wrong:
+                continue
+            leaves_wrong += 1
+            only_the_first_read_was_wrong(world)
+            later_turns_are_right(world, history)
+    assert leaves_wrong
