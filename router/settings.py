@@ -247,6 +247,8 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        if self.trace_ttl_s < self.decode_ttl_s:
+            raise ValueError(f"trace_ttl_s: has to be at least decode_ttl_s ({self.decode_ttl_s:g})")
         if self.deadline_margin_s >= self.decode_ttl_s:
             raise ValueError(
                 f"deadline_margin_s: has to be shorter than decode_ttl_s ({self.decode_ttl_s:g})"

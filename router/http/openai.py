@@ -15,8 +15,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from router import errors
 from router.http.identity import tenant_of
+from router.turn.members import InvalidRequest
 from router.turn.relay import Relay
-from router.turn.request import Endpoint, InvalidRequest, read_request
+from router.turn.request import Endpoint, read_request
 
 _LOG: Final = logging.getLogger("router.http")
 

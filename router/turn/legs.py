@@ -16,18 +16,14 @@
 P and D must see the identical prompt, so nothing that shapes it is ever changed on one leg alone.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
 
 from router.engines.nixl import PARAMS_FIELD
-from router.turn.request import XARGS_FIELD, Members, Request
-
-ENGINE_MEMBERS: Final = frozenset({PARAMS_FIELD, "ec_transfer_params", "request_id"})
-"""Members that steer an engine, its connector, or its request table: never a client's to set."""
-
-PRIVATE_MEMBERS: Final = frozenset({"conversation_id"})
+from router.turn.members import Members, join
+from router.turn.request import Request
 
 _NOT_ON_PREFILL: Final = frozenset(
     {
@@ -74,28 +70,6 @@ _FALSE: Final = msgspec.Raw(b"false")
 _ONE: Final = msgspec.Raw(b"1")
 
 
-def join(members: Mapping[str, msgspec.Raw]) -> bytes:
-    """A JSON object of raw values; each value keeps its own bytes."""
-    return (
-        b"{" + b",".join([b"%b:%b" % (msgspec.json.encode(k), bytes(v)) for k, v in members.items()]) + b"}"
-    )
-
-
-def without_steering(members: Members) -> Members:
-    """The client's members, less what is ours or the engines'; also inside ``vllm_xargs``."""
-    kept = {k: v for k, v in members.items() if k not in ENGINE_MEMBERS and k not in PRIVATE_MEMBERS}
-    xargs = kept.get(XARGS_FIELD)
-    if xargs is not None:
-        try:
-            inner = msgspec.json.decode(xargs, type=Members)
-        except msgspec.ValidationError:
-            return kept  # null or not an object: the engine's validation answers for it
-        clean = {k: v for k, v in inner.items() if k not in ENGINE_MEMBERS}
-        if len(clean) != len(inner):
-            kept[XARGS_FIELD] = msgspec.Raw(join(clean))
-    return kept
-
-
 def _salted(members: Members, salt: str | None) -> Members:
     """``members`` under a cache salt of ours; a client's own salt stays part of it, and goes on isolating."""
     if salt is None:
@@ -107,7 +81,7 @@ def _salted(members: Members, salt: str | None) -> Members:
 
 def prefill_body(request: Request, params: bytes, *, want_token_ids: bool, salt: str | None = None) -> bytes:
     """The prefill leg's body: one token, not streamed, with ``params`` (raw JSON) for the connector."""
-    members = {k: v for k, v in without_steering(request.members).items() if k not in _NOT_ON_PREFILL}
+    members = {k: v for k, v in request.members.items() if k not in _NOT_ON_PREFILL}
     members |= {"stream": _FALSE, "max_tokens": _ONE, "ignore_eos": _TRUE}
     if "max_completion_tokens" in members:
         members["max_completion_tokens"] = _ONE
@@ -121,7 +95,7 @@ def decode_body(
     request: Request, params: bytes | None, *, want_token_ids: bool, salt: str | None = None
 ) -> bytes:
     """The decode leg's body: the client's own, with P's params, or without any where P gave none."""
-    members = without_steering(request.members)
+    members = dict(request.members)
     if want_token_ids:
         members["return_token_ids"] = _TRUE
     members = _salted(members, salt)
@@ -135,7 +109,7 @@ def unsplit_body(request: Request, *, salt: str | None = None) -> bytes:
 
     Empty or undirected params would pin blocks on D that nothing ever frees.
     """
-    return join(_salted(without_steering(request.members), salt))
+    return join(_salted(request.members, salt))
 
 
 def engine_headers(

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from router.fleet.node import Node
 from router.ledger.store import Absence, Found, Handle, Relation
-from router.turn.request import Request
+from router.turn.request import Endpoint, Request
 
 
 class Kind(StrEnum):
@@ -119,7 +119,7 @@ def choose(situation: Situation) -> Plan | None:
     obstacle = _obstacle(situation, found, handle, prefill)
     if obstacle is not None:
         return base.cold(obstacle)
-    verify = _verifier(situation.mode, found, handle, prefill)
+    verify = _verifier(situation, found, handle, prefill)
     if verify is None:
         return base.cold(Reason.UNVERIFIABLE)
     warm = prefill.key == computed_by and prefill.engine.prefix_cache is True
@@ -169,12 +169,15 @@ def _engine_checks(mode: str, handle: Handle, prefill: Node) -> bool:
     return mode in ("auto", Verify.ENGINE) and handle.stamped and prefill.engine.verifies is True
 
 
-def _verifier(mode: str, found: Found, handle: Handle, prefill: Node) -> Verify | None:
+def _verifier(situation: Situation, found: Found, handle: Handle, prefill: Node) -> Verify | None:
+    mode = situation.mode
     if _engine_checks(mode, handle, prefill):
         return Verify.ENGINE
     if mode in ("auto", Verify.ROUTER) and handle.held is not None:
         return Verify.ROUTER
-    if mode == Verify.LINEAGE and found.relation is Relation.EXTENSION:
+    # The boundaries of a plain prompt are strides: an extension is known only up to one of them.
+    by_message = situation.request.endpoint is Endpoint.CHAT
+    if mode == Verify.LINEAGE and by_message and found.relation is Relation.EXTENSION:
         return Verify.LINEAGE
     return None
 

@@ -14,8 +14,8 @@ from typing import Any, Final
 import msgspec
 
 from router.turn.digest import pack
-from router.turn.legs import join, without_steering
-from router.turn.request import Endpoint, Request, small
+from router.turn.members import join, small
+from router.turn.request import Endpoint, Request
 
 TOKENIZE_PATH: Final = "/tokenize"
 
@@ -80,7 +80,7 @@ def own_ids(request: Request) -> array[int] | None:
 
 def by_render(request: Request) -> Render:
     """Ask the engine's render route; never streamed."""
-    members = without_steering(request.members)
+    members = dict(request.members)
     members.pop("stream_options", None)
     members["stream"] = msgspec.Raw(b"false")
     return Render(f"{request.path}/render", join(members))
@@ -88,7 +88,7 @@ def by_render(request: Request) -> Render:
 
 def by_tokenize(request: Request, *, media: bool) -> Render | None:
     """Ask ``/tokenize``; None where the request has something that it does not see."""
-    members = without_steering(request.members)
+    members = request.members
     if media or any(_set(request, name) for name in _UNSEEN_BY_TOKENIZE):
         return None
     if small(members, "tool_choice") == "none" and _set(request, "tools"):

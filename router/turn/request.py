@@ -4,14 +4,19 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-Members = dict[str, msgspec.Raw]
-
-XARGS_FIELD: Final = "vllm_xargs"
-"""Arguments that vLLM hands on to plugins and connectors: an object, and a second way in for their fields."""
+from router.turn.members import (
+    XARGS_FIELD,
+    InvalidRequest,
+    Members,
+    decode_members,
+    flag,
+    small,
+    without_steering,
+)
 
 
 class Endpoint(StrEnum):
@@ -36,17 +41,9 @@ class Unsplit(StrEnum):
     PROMPT_EMBEDS = "prompt_embeds"
 
 
-class InvalidRequest(ValueError):
-    """The body cannot be routed. ``param`` names the member at fault, or is None."""
-
-    def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
-
-
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request of a client. ``members`` keep each value's own bytes."""
+    """One request of a client. ``members`` are what it may say to an engine, each with its own bytes."""
 
     endpoint: Endpoint
     path: str
@@ -64,42 +61,6 @@ class Request:
     """The client's ``x-request-id``, else ours; echoed, never sent to an engine."""
     conversation: str = ""
     """The client's id for the conversation: a hint."""
-
-
-_SMALL_BYTES: Final = 64
-
-
-def small(members: Mapping[str, msgspec.Raw], name: str) -> Any:
-    """The value of a member that is a number, a word or a flag; None where there is none such.
-
-    Never raises: a value that cannot be read is the engine's to refuse.
-    """
-    raw = members.get(name)
-    if raw is None or len(memoryview(raw)) > _SMALL_BYTES:
-        return None
-    try:
-        return msgspec.json.decode(raw)
-    except msgspec.MsgspecError:  # no UTF-8, or a number out of range: neither is seen before it is decoded
-        return None
-
-
-_TRUE_WORDS: Final = frozenset({"1", "true", "t", "on", "yes", "y"})
-
-
-def flag(members: Mapping[str, msgspec.Raw], name: str) -> bool:
-    """Whether a member is true as vLLM reads it: in pydantic's lax way, ``1`` and ``"yes"`` are."""
-    value = small(members, name)
-    if isinstance(value, str):
-        return value.lower() in _TRUE_WORDS
-    return isinstance(value, int | float) and value == 1
-
-
-def decode_members(body: bytes) -> Members:
-    """The top-level members of a JSON object. Raises InvalidRequest."""
-    try:
-        return msgspec.json.decode(body, type=Members)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"the request body is not a JSON object: {error}") from None
 
 
 _LIST_OF_NO_IDS: Final = re.compile(rb"\[[ \t\n\r]*[^-0-9\] \t\n\r]")
@@ -193,14 +154,14 @@ def read_request(
     endpoint: Endpoint, path: str, headers: tuple[tuple[str, str], ...], body: bytes, *, turn_id: str
 ) -> Request:
     """Read a request. Raises InvalidRequest for what no engine could answer."""
-    members = decode_members(body)
+    given = decode_members(body)
+    members = without_steering(given)
     by_name = dict(headers)
     model = members.get("model")
     try:
         name = msgspec.json.decode(model, type=str | None) if model is not None else None
     except (msgspec.MsgspecError, UnicodeDecodeError):
         raise InvalidRequest("model has to be a string", "model") from None
-    _check_xargs(members)
     return Request(
         endpoint=endpoint,
         path=path,
@@ -213,17 +174,5 @@ def read_request(
         turn_id=turn_id,
         client_id="".join(c for c in by_name.get("x-request-id", "") if c.isascii() and c.isprintable())[:256]
         or turn_id,
-        conversation=conversation_hint(by_name, members),
+        conversation=conversation_hint(by_name, given),
     )
-
-
-def _check_xargs(members: Members) -> None:
-    """Refuse ``vllm_xargs`` that cannot be read: what steers an engine could hide in them."""
-    if XARGS_FIELD not in members:
-        return
-    try:
-        msgspec.json.decode(members[XARGS_FIELD], type=Members)
-    except msgspec.ValidationError:
-        return  # no object: the engine's validation answers for it
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise InvalidRequest(f"vllm_xargs cannot be read: {error}", XARGS_FIELD) from None

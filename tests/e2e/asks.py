@@ -1,4 +1,4 @@
-"""One request of a simulated client, and what such requests are made of. No state, all chance from outside."""
+"""One request of a simulated client, and what such requests are made of. All chance comes from outside."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -15,10 +15,10 @@ ADAPTER: Final = "sim-qwen3-lora"
 """Another model on the same engines: equal tokens, other KV."""
 TENANTS: Final = ("acme", "zeta", "ohm")
 
-_WORDS: Final = (
-    "alpha beta gamma delta kernel socket thread ledger branch parcel ticket number seven blue fast slow naïve "
-    'Zürich größer 北京 run(x) => {y} [0] != #tag "q" it\'s 12:30 3.14159 /etc/hosts foo_bar camelCase'
-).split()
+_WORDS: Final = """
+alpha beta gamma delta kernel socket thread ledger branch parcel ticket number seven blue fast slow naïve
+Zürich größer 北京 run(x) => {y} [0] != #tag "q" it's 12:30 3.14159 /etc/hosts foo_bar camelCase
+""".split()  # noqa: SIM905 - a list of words reads worse
 
 
 @dataclass(frozen=True, slots=True)

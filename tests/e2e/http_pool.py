@@ -36,7 +36,7 @@ from router.telemetry.facts import Fact, TurnEnded
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 MODEL: Final = "sim-qwen3"
-PATIENCE_S: Final = 15.0
+PATIENCE_S: Final = 60.0
 """How long a test waits for what has to happen; only a failing test waits that long."""
 
 Body = dict[str, Any]
@@ -285,9 +285,10 @@ async def router_at(
     router = build(settings)
     async with serving(settings, router) as origin:
         snapshot = router.context.fleet
-        await until(
-            lambda: all(node.state is not State.STARTING for node in snapshot.snapshot.nodes), "probes"
-        )
+        fleet = router.context.fleet
+        async with asyncio.timeout(PATIENCE_S):
+            while not all(node.state is State.READY for node in fleet.snapshot.nodes):
+                await fleet.refresh(router.context.upstream)
         yield router, origin
 
 
@@ -310,7 +311,7 @@ async def router_process(
     )
     origin = f"http://127.0.0.1:{port}"
     try:
-        async with direct_client(origin) as http, asyncio.timeout(4 * PATIENCE_S):
+        async with direct_client(origin) as http, asyncio.timeout(PATIENCE_S):
             while not await _is_ready(http):
                 assert process.returncode is None, "the router did not start"
                 await asyncio.sleep(0.05)

@@ -137,7 +137,8 @@ _FAULTS: Final[dict[Trouble, Callable[[Random], tuple[Fault, bool]]]] = {
               extra_params={"future_key": [1]}), False
     ),
     Trouble.TOKENIZE_FAILS: lambda r: (
-        Fault(path=r.choice(("/tokenize", "/v1/chat/completions/render")), status=r.choice((400, 404, 500))), True
+        Fault(path=r.choice(("/tokenize", "/v1/chat/completions/render")), status=r.choice((400, 404, 500))),
+        True,
     ),
 }  # fmt: skip
 
@@ -239,7 +240,9 @@ def run(mode: Mode, seed: int, turns: int, *, strict: bool = True) -> Tally:
             except Exception as error:
                 tally.corruptions += len(world.corruptions)
                 if strict or not isinstance(error, AssertionError):
-                    error.add_note(f"pool {number} of seed {seed} in {mode} mode, {tally.turns} turns: {told(setup)}")
+                    error.add_note(
+                        f"pool {number} of seed {seed} in {mode} mode, {tally.turns} turns: {told(setup)}"
+                    )
                     raise
         number += 1
     return tally

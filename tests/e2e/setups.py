@@ -37,9 +37,8 @@ class Setup:
 
 def pair(verify: Mode, **engine: Any) -> Setup:
     """One P and one D of the same kind. ``engine`` are members of ``EngineConfig``."""
-    config = EngineConfig(
-        **{"profile": BRISK, "ttl_s": 60.0, "render": "open", "plugin": verify == "engine"} | engine
-    )
+    usual = EngineConfig(profile=BRISK, ttl_s=60.0, render="open", plugin=verify == "engine")
+    config = replace(usual, **engine)
     return Setup(
         verify=verify,
         prefills=(replace(config, role="prefill"),),
@@ -51,7 +50,8 @@ def drawn(verify: Mode, random: Random) -> Setup:
     """A pool with traits of its own: versions, block sizes, caches, templates, counting, plugins."""
     block_size = random.choice((16, 16, 16, 128))
     common = EngineConfig(
-        profile=BRISK,
+        profile=random.choice((BRISK, replace(BRISK, output_ms_per_token=0.0))),
+        answer_words=(3, 16),
         version=random.choice(("0.32.0", "0.33.0", "0.33.0")),
         block_size=block_size,
         num_blocks=random.choice((16_384, 2_400)) * 16 // block_size,

@@ -1,8 +1,8 @@
-"""The same play over real sockets: the router as it is served, engines on ports of their own, an HTTP client."""
+"""The same play over real sockets: the router as it is served, engines on ports, and an HTTP client."""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -12,6 +12,7 @@ import msgspec
 from router.app import Router, build
 from router.fleet.node import State
 from router.sim.clock import RealClock
+from router.sim.engine import SimEngine
 from tests.e2e.asks import Ask
 from tests.e2e.http_pool import serving, settings_for, sim_servers
 from tests.e2e.play import Trouble
@@ -31,7 +32,14 @@ _SETTLE_S: Final = 5.0
 class SocketStage(Stage):
     """A router at ``origin``, its engines, and one client for all tenants."""
 
-    def __init__(self, setup: Setup, router: Router, origin: str, engines: dict, prefills: list[str]) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        router: Router,
+        origin: str,
+        engines: Mapping[str, SimEngine],
+        prefills: Sequence[str],
+    ) -> None:
         super().__init__(setup, engines, prefills, RealClock())
         self._router, self._origin = router, origin
         self._client = aiohttp.ClientSession()
@@ -49,7 +57,9 @@ class SocketStage(Stage):
                 body = await answer.read()
         except TimeoutError:
             return turn_of(ask, 0, {}, b"", left=True)
-        return turn_of(ask, answer.status, {k.lower(): v for k, v in answer.headers.items()}, body, left=False)
+        return turn_of(
+            ask, answer.status, {k.lower(): v for k, v in answer.headers.items()}, body, left=False
+        )
 
     def pause(self, seconds: float) -> None:
         """Real time cannot be made to pass."""
@@ -67,7 +77,7 @@ class SocketStage(Stage):
         assert not open_legs, open_legs
         assert not any(context.upstream.open_calls().values()), context.upstream.open_calls()
 
-    async def check(self, turns: list[Turn], *, disturbed: bool) -> None:
+    async def check(self, turns: Iterable[Turn], *, disturbed: bool) -> None:
         await self._settled()
         await super().check(turns, disturbed=disturbed)
 

@@ -1,5 +1,7 @@
-"""On a growing conversation every turn after the first reuses all that D holds and the new prompt shares, less
-at most one stride of the token digests; and all of it where nothing is retokenised or stripped."""
+"""On a growing conversation every turn after the first reuses all that D holds and the new prompt shares.
+
+Less at most one stride of the token digests; and all of it where nothing is retokenised or stripped.
+"""
 
 from dataclasses import dataclass
 from random import Random
@@ -62,7 +64,9 @@ def _note(world: World, turn: Turn, before: Ids | None, seen: list[Reused]) -> I
 
 
 def agent(*, reasoning: str = "reasoning", tools: tuple[str, ...] = ()) -> Agent:
-    habits = Habits("acme", passage(7, 150), tools, reasoning, respaces=False, streams=0.0, names_session="", nulls=False)
+    habits = Habits(
+        "acme", passage(7, 150), tools, reasoning, respaces=False, streams=0.0, names_session="", nulls=False
+    )
     made = Agent(habits, "c")
     made.history.append({"role": "user", "content": passage(8, 120)})
     return made

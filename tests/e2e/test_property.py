@@ -1,8 +1,8 @@
-"""Whatever clients do and engines suffer, no prefill node uses KV that is not its prompt's, and no answer is
-another one than a single engine would give.
+"""Whatever clients do and engines suffer, no engine uses wrong KV, and no answer is a wrong one.
 
-In the short form of ``make test`` the runs are bounded and the same every time; ``make property`` runs them at
-full length. ``BOOMERANG_TURNS`` is the number of turns per mode, ``BOOMERANG_SEED`` the seed, or ``random``.
+A right answer is what a single engine gives that reuses nothing. In the short form of ``make test`` the runs
+are bounded and the same every time; ``make property`` runs them at full length. ``BOOMERANG_TURNS`` is the
+number of turns per mode, ``BOOMERANG_SEED`` the seed, or ``random``.
 """
 
 import os
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.e2e.asks import Ask
+from tests.e2e.conftest import DEFAULT_TURNS, turns_wanted
 from tests.e2e.conversations import LIKELY, Agent, Move, habits
 from tests.e2e.naive import NaiveHandOver
 from tests.e2e.play import HARMLESS, Tally, Trouble, clients, make_trouble, run, wave
@@ -75,9 +76,9 @@ class RouterMachine(RuleBasedStateMachine):
             self.world.__exit__()
 
 
-# The same examples every time, unless a seed is asked for.
+# The same examples every time, unless a seed is asked for; more of them where the run is a long one.
 RouterMachine.TestCase.settings = settings(
-    max_examples=25,
+    max_examples=25 if turns_wanted() <= DEFAULT_TURNS else 200,
     stateful_step_count=30,
     deadline=None,
     derandomize="BOOMERANG_SEED" not in os.environ,
@@ -88,9 +89,7 @@ TestRouter = RouterMachine.TestCase
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_no_corruption_in_many_turns(
-    mode: Mode, turns: int, seed: int, say: Callable[[str], None]
-) -> None:
+def test_no_corruption_in_many_turns(mode: Mode, turns: int, seed: int, say: Callable[[str], None]) -> None:
     tally = run(mode, seed, turns)
     say(tally.line(f"{mode} (seed {seed})"))
     assert tally.turns >= turns

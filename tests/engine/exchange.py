@@ -29,8 +29,9 @@ COLD: Json = {
     "remote_port": None,
 }
 
-# A pulled block was computed in another batch than the reference's, so sums were rounded in another order. In
-# float32 that moves a log-probability by less than 1e-4; two candidates closer than this may change places.
+# A pulled block may have been computed in another batch than the reference's, with sums rounded in another
+# order. In float32 that moves a log-probability by far less than this; two candidates closer than this may
+# change places.
 ROUNDING_LOGPROB = 1e-3
 
 

@@ -282,8 +282,9 @@ def test_a_scrape_sees_nodes_legs_turns_and_the_ledger() -> None:
         **series("ledger_boundaries", 2),
         **series("ledger_handles", 3),
         **series("ledger_bytes", 4),
-        **series("ledger_expired_handles", 5),
-        **series("ledger_evicted_handles", 7),
+        **series("ledger_expired_handles_total", 5),
+        **series("ledger_evicted_branches_total", 6),
+        **series("ledger_evicted_handles_total", 7),
     }
 
 

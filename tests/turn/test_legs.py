@@ -13,11 +13,10 @@ from router.turn.legs import (
     client_headers,
     decode_body,
     engine_headers,
-    join,
     prefill_body,
     unsplit_body,
-    without_steering,
 )
+from router.turn.members import join
 from router.turn.request import Endpoint, Request, read_request
 
 PARAMS = b'{"do_remote_prefill":true, "remote_block_ids":[[1,2]], "weight":1.0}'
@@ -210,7 +209,7 @@ def test_deeper_levels_are_nobodys_parameters() -> None:
 
 def test_arguments_without_steering_keep_their_very_bytes() -> None:
     request = request_of(b'"vllm_xargs":{ "a" : 1.0 , "b":"\\u0041" }')
-    assert bytes(without_steering(request.members)["vllm_xargs"]) == b'{ "a" : 1.0 , "b":"\\u0041" }'
+    assert bytes(request.members["vllm_xargs"]) == b'{ "a" : 1.0 , "b":"\\u0041" }'
 
 
 def test_reading_for_one_leg_leaves_the_request_as_it_was() -> None:

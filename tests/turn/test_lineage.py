@@ -21,7 +21,8 @@ from router.turn.lineage import (
     Lineage,
     lineage_of,
 )
-from router.turn.request import Endpoint, decode_members
+from router.turn.members import decode_members
+from router.turn.request import Endpoint
 
 Json = Any
 BILLING = "x-anthropic-billing-header: cc_version=2.1; cch=%s;"
