@@ -234,7 +234,10 @@ async def _refuse(request: HttpRequest, error: Exception) -> Response:
 
 
 class _Server(uvicorn.Server):
-    """Tells the router at once when it is to stop, so that ``/ready`` can say so on open connections."""
+    """Tells the router at once when it is to stop, so that ``/ready`` can say so on open connections.
+
+    A second signal, whichever, ends without waiting for open turns.
+    """
 
     def __init__(self, config: uvicorn.Config, router: Router) -> None:
         super().__init__(config)
@@ -242,6 +245,7 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         self._router.draining = True
+        self.force_exit = self.force_exit or self.should_exit
         super().handle_exit(sig, frame)
 
 

@@ -35,6 +35,12 @@ configuration file (as pull_timeout_s). Options win over the environment, that o
 optional limit away."""
 
 
+CHECK_EPILOG = """\
+Plays two short turns through each pair of a prefill and a decode node, straight to the engines, and cleans up
+after itself. Exit code: 0 without an error (warnings are allowed), 1 with one, 2 for wrong usage.
+docs/check.md tells what each row means."""
+
+
 class _Parser(argparse.ArgumentParser):
     """Tells wrong usage in one line, which names options and never values: a value may be a secret."""
 
@@ -110,6 +116,18 @@ def _serve(args: argparse.Namespace) -> int:
     return serve(settings)
 
 
+def _add_check(parser: argparse.ArgumentParser) -> None:
+    from router.check.command import add_arguments
+
+    add_arguments(parser)
+
+
+def _check(args: argparse.Namespace) -> int:
+    from router.check.command import run
+
+    return run(args)
+
+
 def _add_sim(parser: argparse.ArgumentParser) -> None:
     from router.sim.server import add_arguments
 
@@ -147,6 +165,12 @@ Add = Callable[[argparse.ArgumentParser], None]
 Run = Callable[[argparse.Namespace], int]
 COMMANDS: dict[str, tuple[str, str, Add, Run]] = {
     "serve": ("Run the router", SERVE_EPILOG, _add_settings, _serve),
+    "check": (
+        "Test a live pool: what works, what does not, and what to do",
+        CHECK_EPILOG,
+        _add_check,
+        _check,
+    ),
     "sim": ("Run a simulated engine: it speaks vLLM's wire format and needs no GPU", "", _add_sim, _sim),
     "demo": (
         "Play an agent's conversation against simulated engines, with reuse off and on",

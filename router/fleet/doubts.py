@@ -18,6 +18,8 @@ class Doubts:
     _pairs: dict[tuple[str, str], float] = field(default_factory=dict)
     _models: dict[str, float] = field(default_factory=dict)
     _tainted: dict[str, tuple[str | None, str]] = field(default_factory=dict)
+    _agreed: set[Hashable] = field(default_factory=set)
+    _unconfirmed: set[str] = field(default_factory=set)
 
     def cool(self, prefill: str, decode: str, now_s: float) -> None:
         """No handle of ``decode`` goes to ``prefill`` until ``pair_s`` from now."""
@@ -39,8 +41,27 @@ class Doubts:
     def mistrusts(self, model: str, now_s: float) -> bool:
         return self._models.get(model, now_s) > now_s
 
+    def agree(self, what: Hashable) -> None:
+        """A comparison came out equal: ``what`` names engine process, model and kind of prompt."""
+        if len(self._agreed) >= _MAX_ENTRIES:
+            self._agreed.clear()  # all are on probation again: the safe direction
+        self._agreed.add(what)
+
+    def agreed(self, what: Hashable) -> bool:
+        return what in self._agreed
+
+    def unconfirmed(self, origin: str) -> None:
+        """A handle went to an engine that is to verify it by itself, and no answer has shown that it did."""
+        self._unconfirmed.add(origin)
+
+    def confirm(self, origin: str, *, verifies: bool) -> bool:
+        """An answer of that engine came; False where a handle may have been read without being verified."""
+        waited = origin in self._unconfirmed
+        self._unconfirmed.discard(origin)
+        return verifies or not waited
+
     def taint(self, origin: str, engine_id: str | None) -> None:
-        """The engine at ``origin`` may hold wrong KV under right hashes: use it under a salt of ours only."""
+        """The engine at ``origin`` may hold wrong KV under right hashes: used under a salt of ours only."""
         self._tainted[origin] = engine_id, secrets.token_hex(16)
 
     def salt(self, origin: str, engine_id: str | None) -> str | None:

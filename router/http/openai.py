@@ -15,8 +15,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from router import errors
 from router.http.identity import tenant_of
+from router.turn import tap
 from router.turn.members import InvalidRequest
-from router.turn.relay import Relay
+from router.turn.relay import STOPPING, Relay
 from router.turn.request import Endpoint, read_request
 
 _LOG: Final = logging.getLogger("router.http")
@@ -47,6 +48,7 @@ class AsgiClient:
         self._send = send
         self._request_id = request_id
         self.started = False
+        self.ended = False
 
     async def start(self, status: int, headers: Sequence[tuple[str, str]]) -> None:
         self.started = True
@@ -58,10 +60,12 @@ class AsgiClient:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self) -> None:
+        self.ended = True
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def whole(self, status: int, headers: Sequence[tuple[str, str]], body: bytes) -> None:
         await self.start(status, [*headers, ("content-length", str(len(body)))])
+        self.ended = True
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def refuse(self, error: Exception) -> None:
@@ -69,6 +73,18 @@ class AsgiClient:
         await self.whole(
             errors.error_row(error).status, errors.error_headers(error), errors.openai_error(error)
         )
+
+    async def tell_stop(self) -> None:
+        """The router stops and cannot finish the answer: an error, in the stream if that has begun."""
+        if self.ended:
+            return
+        error = errors.NoCapacity("the router is stopping")
+        if not self.started:
+            await self.refuse(error)
+            return
+        row = errors.error_row(error)
+        await self.write(tap.error_event(error.message, row.type, row.code))
+        await self.end()
 
 
 @dataclass(slots=True)
@@ -108,7 +124,10 @@ class InferenceRoute:
         turn = self.relay.run(request, tenant_of(given, self.identity_header), client)
         self.open_turns.count += 1
         try:
-            await _unless_client_leaves(turn, receive)
+            await _unless_client_leaves(turn, receive, client)
+        except asyncio.CancelledError:
+            # The server's time for draining is over. Its task ends here, with an answer that looks broken.
+            await client.tell_stop()
         except Exception:
             _LOG.exception("turn %s failed in the router", turn_id)
             if client.started:
@@ -164,12 +183,21 @@ async def _left(receive: Receive) -> None:
         message = await receive()
 
 
-async def _unless_client_leaves(turn: Any, receive: Receive) -> None:
-    """Run ``turn`` to its end, or cancel it and wait for its clean-up as soon as the client has left."""
+async def _unless_client_leaves(turn: Any, receive: Receive, client: AsgiClient) -> None:
+    """Run ``turn`` to its end, or cancel it and wait for its clean-up as soon as the client has left.
+
+    A turn whose answer is complete is not cut off: the connection of a client that has all it wants may close
+    while the turn still puts things in order.
+    """
     running = asyncio.ensure_future(turn)
     leaving = asyncio.ensure_future(_left(receive))
     try:
         await asyncio.wait((running, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if client.ended:
+            await asyncio.wait((running,))
+    except asyncio.CancelledError:
+        running.cancel(STOPPING)
+        raise
     finally:
         leaving.cancel()
         if not running.done():

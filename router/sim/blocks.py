@@ -9,6 +9,7 @@ pulled (T1), and that is what the engines check at every use.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
@@ -136,7 +137,7 @@ class BlockPool:
         self._uses = [0] * num_blocks
         self._key: list[Key | None] = [None] * num_blocks
         self._cache: dict[Key, int] = {}
-        self._free: dict[int, None] = dict.fromkeys(range(1, num_blocks))
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
         self._overwrites = 0
 
     @property
@@ -178,8 +179,7 @@ class BlockPool:
             return None
         taken: list[int] = []
         for _ in range(count):
-            block = next(iter(self._free))
-            del self._free[block]
+            block, _ = self._free.popitem(last=False)
             self._uses[block] = 1
             self._forget(block)
             taken.append(block)

@@ -97,7 +97,11 @@ class HttpFabric:
 
     async def _post(self, address: tuple[str, int], body: dict[str, Any]) -> bytes:
         if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30))
+            # A connection each: KV does not go over HTTP in a real pool, so an engine's own keep-alive must
+            # not make a read fail.
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(force_close=True), timeout=aiohttp.ClientTimeout(total=30)
+            )
         url = f"http://{address[0]}:{address[1]}/sim/kv"
         async with self._session.post(url, data=msgspec.msgpack.encode(body)) as answer:
             answer.raise_for_status()

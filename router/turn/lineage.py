@@ -12,7 +12,7 @@ harmless stays in, as a miss costs one cold turn.
 
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -139,6 +139,11 @@ class Lineage:
     ``MAX_BOUNDARIES + 1``, past every boundary, where boundaries were dropped and there is any: depths of two
     requests are then no longer the same, and the safe answer is that no shared boundary covers the media.
     """
+    shape: frozenset[str] = frozenset()
+    """What kind of prompt it is: names of the members that shape it, and of its messages'; roles.
+
+    Two requests of one shape are rendered by the same parts of a chat template, as far as can be seen.
+    """
 
 
 def lineage_of(endpoint: Endpoint, members: Mapping[str, msgspec.Raw], tenant: bytes) -> Lineage:
@@ -154,8 +159,10 @@ def lineage_of(endpoint: Endpoint, members: Mapping[str, msgspec.Raw], tenant: b
         try:
             if endpoint is Endpoint.CHAT:
                 shown_bytes = sum(len(memoryview(shaping[name])) for name in _SHOWN if name in shaping)
-                return _of_messages(scope, msgspec.json.decode(history), shown_bytes)
-            return _of_prompt(scope, msgspec.json.decode(history))
+                found = _of_messages(scope, msgspec.json.decode(history), shown_bytes)
+            else:
+                found = _of_prompt(scope, msgspec.json.decode(history))
+            return replace(found, shape=found.shape.union(shaping))
         except _UNREADABLE:
             pass
     return Lineage(scope, (), (), 1, 0)
@@ -199,10 +206,13 @@ def _of_messages(scope: bytes, messages: object, shown_bytes: int) -> Lineage:
     keys: list[bytes] = []
     sizes: list[int] = []
     previous, size_bytes, own_depth, media_depth = scope, shown_bytes, 0, 0
+    shape: set[str] = set()
     for depth, message in enumerate(messages, 1):
         if not isinstance(message, dict):
             return Lineage(scope, (), (), 1, 0)
         canonical = _canonical(message)
+        shape.update(canonical)
+        shape.add(f"role={canonical.get('role')}, {type(canonical.get('content')).__name__}")
         encoded = _encode(canonical)
         state = blake2b(previous, digest_size=KEY_BYTES, person=_PERSON_MESSAGE)
         state.update(encoded)
@@ -222,6 +232,7 @@ def _of_messages(scope: bytes, messages: object, shown_bytes: int) -> Lineage:
         tuple(sizes[dropped:]),
         max(own_depth - dropped, 1),
         MAX_BOUNDARIES + 1 if dropped and media_depth else media_depth,
+        frozenset(shape),
     )
 
 

@@ -89,6 +89,8 @@ class Situation:
     """Set where nothing is to be reused, and why."""
     exclude: Collection[str] = ()
     """Nodes this turn has seen fail."""
+    shape: frozenset[str] = frozenset()
+    """What kind of prompt it is; see ``Lineage``."""
 
 
 def choose(situation: Situation) -> Plan | None:

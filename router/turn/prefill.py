@@ -95,6 +95,8 @@ async def prefill(
     call = Call("POST", request.path, headers, body, settings.limits(overdue_s))
     if reuse.carries_handle:
         custody.sent()
+    if reuse.tokens and plan.verify is Verify.ENGINE:
+        context.doubts.unconfirmed(node.origin)
     try:
         with context.fleet.leg(node.key):
             answer = await context.upstream.send(node.origin, call)
@@ -139,7 +141,12 @@ def _read(
         )
         if context.settings.rewrite_remote_host:
             sent = nixl.reachable(lifted.params, origin=node.origin)
-    _compare(context, request, plan, reuse, prompt_ids=lifted.prompt_token_ids, params=params)
+    verifies = params is not None and params.verified_tokens is not None
+    stopped = params is not None and node.engine.verifies is True and not verifies
+    if stopped or not context.doubts.confirm(node.origin, verifies=verifies):
+        # Another process, or the same without its plugin: it may have read a handle that nobody verified.
+        raise PromptDiffers(f"{node.key} does not verify handles any more")
+    _compare(context, request, plan, reuse, prompt_ids=lifted.prompt_token_ids)
     return Prefilled(
         params=sent,
         prompt_ids=lifted.prompt_token_ids,
@@ -156,14 +163,11 @@ def _compare(
     reuse: Reuse,
     *,
     prompt_ids: array[int] | None,
-    params: nixl.Params | None,
 ) -> None:
     """Raise PromptDiffers if P may have read KV that is not its prompt's."""
     if not reuse.tokens:
         return
     node = plan.prefill.key if plan.prefill is not None else ""
-    if plan.verify is Verify.ENGINE and (params is None or params.verified_tokens is None):
-        raise PromptDiffers(f"{node} took a stamped handle and verified nothing")
     if plan.verify is not Verify.ROUTER or reuse.expected is None:
         return
     if prompt_ids is not None and chain(prompt_ids) == reuse.expected:

@@ -1,5 +1,7 @@
 """Everything up to a sane prefill: plan, verify, run the leg; what failed is left out of the next try."""
 
+import secrets
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from router import errors
@@ -9,7 +11,7 @@ from router.telemetry.facts import HandleFact, LegFailed, Outcome, Phase
 from router.turn.context import Context
 from router.turn.custody import Custody
 from router.turn.handle import Uncut
-from router.turn.plan import Plan, Reason, Situation, choose
+from router.turn.plan import Plan, Reason, Situation, Verify, choose
 from router.turn.prefill import Prefilled, PrefillFailed, PromptDiffers, prefill, tell_use
 from router.turn.record import Record
 from router.turn.reuse import Reuse, prepare, release_along
@@ -49,9 +51,8 @@ class Prefilling:
             started_s = self.context.now()
             self.record.phase = Phase.PREFILL
             try:
-                prefilled = await prefill(
-                    self.context, self.record, plan, reuse, self.custody, salt=self._salt(plan)
-                )
+                salt = self._salt(plan, reuse)
+                prefilled = await prefill(self.context, self.record, plan, reuse, self.custody, salt=salt)
             except NeverSent as error:
                 last = error
                 self._failed(plan, str(error), "other_node", with_handle=False)
@@ -60,15 +61,25 @@ class Prefilling:
                 last = error
                 self._failed(plan, str(error), "salted", with_handle=True)
                 self.custody.tell(Outcome.FAILED, reuse.tokens, Reason.MISMATCH)
-                self.situation = replace(self.situation, cold_reason=Reason.MISMATCH)
-                self._taint(plan.prefill)
+                self.situation = replace(
+                    self.situation, cold_reason=Reason.MISMATCH, prefills=self._as_known(self.situation.prefills)
+                )
+                if not self._on_probation(plan, reuse):
+                    self._taint(plan.prefill)
             except PrefillFailed as error:
                 last = error
                 self._after_failure(plan, reuse, error, attempt)
             else:
                 self.record.prefill_s = self.context.now() - started_s
+                if plan.verify is Verify.ROUTER and reuse.tokens:
+                    self.context.doubts.agree(self._kind_of_prompt(plan))
                 return self._ended(plan, reuse, prefilled), prefilled
         raise errors.UpstreamBroken(f"no prefill leg succeeded: {last}")
+
+    def _as_known(self, nodes: Sequence[Node]) -> tuple[Node, ...]:
+        """The same nodes with what is known of them by now."""
+        snapshot = self.context.fleet.snapshot
+        return tuple(snapshot.get(node.key) or node for node in nodes)
 
     def exclude(self, node_key: str) -> None:
         """This turn does not go to that node again."""
@@ -78,16 +89,41 @@ class Prefilling:
         """The rest of the turn uses no handle."""
         self.situation = replace(self.situation, cold_reason=self.situation.cold_reason or Reason.RETRY)
 
-    def _salt(self, plan: Plan) -> str | None:
-        """The salt of both legs, where one of their engines has a prefix cache that is not to be trusted."""
+    def _on_probation(self, plan: Plan, reuse: Reuse) -> bool:
+        """Whether P's reading of such a prompt has never been compared with its rendering.
+
+        Until it has, a handle is used under a salt that nothing else has: should the two differ, what P files
+        in its prefix cache is found by nobody, also if the client leaves before anything can be compared.
+        """
+        verified_here = plan.verify is Verify.ROUTER and reuse.tokens > 0
+        return verified_here and not self.context.doubts.agreed(self._kind_of_prompt(plan))
+
+    def _kind_of_prompt(self, plan: Plan) -> Hashable:
+        node, request = plan.prefill, self.record.request
+        process = self._process(node) if node is not None else None
+        return (node.origin if node else "", process, request.path, request.model, self.situation.shape)
+
+    def _salt(self, plan: Plan, reuse: Reuse) -> str | None:
+        """The salt of both legs, where a prefix cache is not to be trusted, or is not to be put at risk."""
+        if self._on_probation(plan, reuse):
+            return secrets.token_hex(16)
         nodes = (plan.prefill, plan.decode)
-        salts = (self.context.doubts.salt(node.origin, node.engine.engine_id) for node in nodes if node)
+        salts = (self.context.doubts.salt(node.origin, self._process(node)) for node in nodes if node)
         return next((salt for salt in salts if salt is not None), None)
 
     def _taint(self, node: Node) -> None:
         """What P filed in its prefix cache may be wrong: later requests keep away from it, this one too."""
+        self.context.doubts.taint(node.origin, self._process(node))
+
+    def _process(self, node: Node) -> str | None:
+        """The engine process that is known to be behind a node *now*.
+
+        A plan's own node may be older than what this very turn has learned: the leg that went wrong may have
+        been the first that a new process answered. Ranks of one process (``..._dp<rank>``) are one.
+        """
         known = self.context.fleet.snapshot.get(node.key)
-        self.context.doubts.taint(node.origin, known.engine.engine_id if known is not None else None)
+        engine_id = known.engine.engine_id if known is not None else None
+        return None if engine_id is None else engine_id.partition("_dp")[0]
 
     def _plan(self, last: Exception | None) -> Plan:
         found = self.situation.found

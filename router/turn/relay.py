@@ -6,11 +6,13 @@ a decode node. The caller cancels the task of a turn whose client has left; ever
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from router import errors
 from router.engines.upstream import NeverSent, Stale, UpstreamError
-from router.fleet.node import Role
+from router.fleet.node import Node, Role
+from router.fleet.pool import Pool
 from router.ledger.store import Found, LedgerUnavailable, Query
 from router.telemetry.facts import EndedBy, LedgerFailed, LegFailed, Phase
 from router.turn.answer import DecodeFailed, DecodeLeg
@@ -26,6 +28,9 @@ from router.turn.refusal import Refused
 from router.turn.remember import Memory
 from router.turn.request import Request
 from router.turn.telling import answered, told
+
+STOPPING = "the router stops"
+"""The message that a turn's task is cancelled with where it is not the client that has left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +48,11 @@ class Relay:
         try:
             await _Turn(self.context, request, tenant, client, record).run()
             record.phase = Phase.DONE
-        except asyncio.CancelledError:
-            record.ended(EndedBy.CLIENT, f"left in phase {record.phase}")
+        except asyncio.CancelledError as cancelled:
+            if cancelled.args == (STOPPING,):
+                record.ended(EndedBy.ROUTER, f"{STOPPING}, in phase {record.phase}")
+            else:
+                record.ended(EndedBy.CLIENT, f"left in phase {record.phase}")
             raise
         except Refused as refused:
             record.ended(EndedBy.ENGINE, str(refused))
@@ -61,6 +69,19 @@ class Relay:
     async def _refuse(client: Client, record: Record, refused: Refused) -> None:
         record.status = refused.answer.status
         await client.whole(refused.answer.status, client_headers(refused.answer.headers), refused.answer.body)
+
+
+def _may_serve(pool: Pool, role: Role, model: str) -> Sequence[Node]:
+    """The nodes of a role that a turn for ``model`` may go to now.
+
+    A model that no node serves goes to any: the engine says best that there is no such model, and one that
+    was loaded since the last probe is served.
+    """
+    ready = pool.ready(role, model)
+    nodes = [node for node in pool.nodes if node.role is role]
+    if ready or any(not node.engine.models or model in node.engine.models for node in nodes):
+        return ready
+    return pool.ready(role)
 
 
 class _LeaseOver(Exception):
@@ -117,8 +138,9 @@ class _Turn:
         return Situation(
             request=self.request,
             media_depth=lineage.media_depth,
-            prefills=pool.ready(Role.PREFILL, model),
-            decodes=pool.ready(Role.DECODE, model),
+            shape=lineage.shape,
+            prefills=_may_serve(pool, Role.PREFILL, model),
+            decodes=_may_serve(pool, Role.DECODE, model),
             found=found,
             mode=self.context.settings.verify,
             cooling=self.context.doubts.cooling(now_s),

@@ -1,6 +1,7 @@
 """What each leg of a turn carries, as the engines see it."""
 
 import json
+from itertools import product
 from typing import Any
 
 import pytest
@@ -37,6 +38,7 @@ STEERING = {
     "remote_port": 80,
     "remote_block_ids": [[7]],
 }
+JSON = {"content-type": "application/json"}
 PLUGIN = EngineConfig(version="0.33.0", plugin=True)
 
 
@@ -148,26 +150,23 @@ HIDDEN = [
 ]
 
 
-@pytest.mark.parametrize("hidden", HIDDEN)
-@pytest.mark.parametrize("n", [1, 2])
-async def test_a_client_cannot_steer_an_engine(hidden: str, n: int) -> None:
+async def test_a_client_cannot_steer_an_engine() -> None:
+    prompts = {CHAT: '"messages":[{"role":"user","content":"hi"}]', COMPLETIONS: '"prompt":"hi"'}
     async with http_pool() as pool:
-        for path, prompt in (
-            (CHAT, '"messages":[{"role":"user","content":"hi"}]'),
-            (COMPLETIONS, '"prompt":"hi"'),
-        ):
+        for hidden, n, (path, prompt) in product(HIDDEN, (1, 2), prompts.items()):
             steering = hidden.replace("%s", json.dumps(STEERING))
             raw = f'{{"model":"{MODEL}",{prompt},"n":{n},{steering}}}'
-            kind = {"content-type": "application/json"}
-            answer = await pool.http.post(path, content=raw.encode(), headers=kind)
+            for server in pool.engines:
+                server.engine.received.clear()
+            answer = await pool.http.post(path, content=raw.encode(), headers=JSON)
             assert answer.status_code == 200, answer.text
-        for one in (*legs(pool.p), *legs(pool.d)):
-            assert "169.254" not in json.dumps(one.body)
-            assert "ec_transfer_params" not in one.body
-            assert one.body.get("vllm_xargs", {}).get("keep", 1) == 1
-            assert ("keep" in hidden) == ("vllm_xargs" in one.body and "keep" in one.body["vllm_xargs"])
-            if n > 1:
-                assert "kv_transfer_params" not in one.body
+            seen = [*legs(pool.p), *legs(pool.d)]
+            assert len(seen) == (2 if n == 1 else 1)
+            for one in seen:
+                assert "169.254" not in json.dumps(one.body), hidden
+                assert "ec_transfer_params" not in one.body, hidden
+                assert ("keep" in hidden) == (one.body.get("vllm_xargs") == {"keep": 1}), hidden
+                assert n == 1 or "kv_transfer_params" not in one.body, hidden
 
 
 async def test_headers_are_the_clients_end_to_end_ones() -> None:

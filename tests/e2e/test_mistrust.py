@@ -40,10 +40,13 @@ def check(world: World, *turns: Turn) -> None:
     assert all(turn.status == 200 for turn in turns)
 
 
-def only_the_first_read_was_wrong(world: World) -> None:
-    """What P read before anybody could know; forgotten here, so that whatever follows is seen."""
+def only_the_first_read_was_wrong(world: World, *discarded: Corruption) -> None:
+    """What P read before anybody could know; forgotten here, so that whatever follows is seen.
+
+    ``discarded`` is what a prefill leg met whose answer was thrown away.
+    """
     kinds = {record.kind for engine in world.prefills for record in engine.corruptions}
-    assert kinds == {Corruption.FOREIGN_KV}
+    assert kinds == {Corruption.FOREIGN_KV, *discarded}
     assert not any(engine.corruptions for engine in world.decodes)
     for engine in world.prefills:
         engine.corruptions.clear()
@@ -75,15 +78,54 @@ def test_a_prompt_that_is_rendered_otherwise_than_it_is_read(prefills: int) -> N
         later_turns_are_right(world, [*history, said(second), {"role": "user", "content": "and?"}])
 
 
-def test_a_prefill_node_that_has_lost_its_plugin() -> None:
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_prefill_node_that_has_lost_its_plugin(restarts: bool) -> None:
+    """Restarted or not, and not yet probed again."""
     with World(pair("engine", retokenise=1.0)) as world:
         history = opening()
         first = world.run(world.turn(ask(history)))
         history += [said(first), {"role": "user", "content": passage(3, 30)}]
         for engine in world.prefills:
             engine.config = replace(engine.config, plugin=False)
+            if restarts:
+                engine.restart()
         second = world.run(world.turn(ask(history)))
         only_the_first_read_was_wrong(world)
         check(world, second)
         assert (second.plan, second.reason) == ("cold", "mismatch")
+        later_turns_are_right(world, [*history, said(second), {"role": "user", "content": "and?"}])
+
+
+def test_a_lie_that_nobody_can_compare_taints_nothing() -> None:
+    """P reads, and its connection breaks: the first such prompt ran under a salt that nothing else has."""
+    with World(pair("router", retokenise=1.0)) as world:
+        history = opening()
+        first = world.run(world.turn(ask(history)))
+        held = world.run(ids_of(world.reference, first.ask)).held
+        history += [said(first), {"role": "user", "content": passage(3, 30)}]
+        lie = msgspec.json.encode({"token_ids": [*held, *range(1 << 30, (1 << 30) + 40)]}).decode()
+        world.disturb(Fault(path=RENDER, status=200, body=lie), world.prefills)
+        world.disturb(Fault(path=CHAT, cut_after_chunks=0, with_handle=True), world.prefills)
+        second = world.run(world.turn(ask(history)))
+        only_the_first_read_was_wrong(world)
+        check(world, second)
+        assert (second.plan, second.reason) == ("cold", "retry")
+        later_turns_are_right(world, [*history, said(second), {"role": "user", "content": "and?"}])
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_lost_plugin_that_nobody_could_notice_at_once(restarts: bool) -> None:
+    """The leg that was not verified broke; the next answer shows that it may have been wrong."""
+    with World(pair("engine", retokenise=1.0)) as world:
+        history = opening()
+        first = world.run(world.turn(ask(history)))
+        history += [said(first), {"role": "user", "content": passage(3, 30)}]
+        for engine in world.prefills:
+            engine.config = replace(engine.config, plugin=False)
+            if restarts:
+                engine.restart()
+        world.disturb(Fault(path=CHAT, cut_after_chunks=0, with_handle=True), world.prefills)
+        second = world.run(world.turn(ask(history)))
+        only_the_first_read_was_wrong(world, Corruption.TAINTED_CACHE)
+        check(world, second)
         later_turns_are_right(world, [*history, said(second), {"role": "user", "content": "and?"}])

@@ -132,3 +132,44 @@ def test_a_pair_cools_exactly_until_its_last_failure_is_long_enough_ago(
         doubts.cool(prefill, decode, at_s)
         last[prefill, decode] = at_s
     assert doubts.cooling(now_s) == {pair for pair, at_s in last.items() if at_s + 30.0 > now_s}
+
+
+def test_a_kind_of_prompt_is_trusted_once_it_was_compared() -> None:
+    doubts = Doubts()
+    assert not doubts.agreed(("p", "process", "model", frozenset({"tools"})))
+    doubts.agree(("p", "process", "model", frozenset({"tools"})))
+    assert doubts.agreed(("p", "process", "model", frozenset({"tools"})))
+    assert not doubts.agreed(("p", "another process", "model", frozenset({"tools"})))
+    assert not doubts.agreed(("p", "process", "model", frozenset({"tools", "documents"})))
+
+
+def test_trust_is_bounded_and_lost_in_the_safe_direction() -> None:
+    doubts = Doubts()
+    for number in range(10_000):
+        doubts.agree(number)
+    assert sum(doubts.agreed(number) for number in range(10_000)) <= 4096
+    assert doubts.agreed(9_999)
+
+
+@pytest.mark.parametrize(
+    ("sent", "verifies", "sound"),
+    [(False, False, True), (False, True, True), (True, True, True), (True, False, False)],
+)
+def test_an_answer_settles_what_was_sent_to_be_verified(*, sent: bool, verifies: bool, sound: bool) -> None:
+    doubts = Doubts()
+    if sent:
+        doubts.unconfirmed("http://p")
+    assert doubts.confirm("http://p", verifies=verifies) is sound
+    assert doubts.confirm("http://p", verifies=False), "settled once"
+
+
+def test_a_tainted_engine_is_used_under_its_salt_until_its_process_ends() -> None:
+    doubts = Doubts()
+    assert doubts.salt("http://p", "one") is None
+    doubts.taint("http://p", "one")
+    salt = doubts.salt("http://p", "one")
+    assert salt is not None
+    assert doubts.salt("http://p", None) == salt, "not known to be another process"
+    assert doubts.salt("http://other", "one") is None
+    assert doubts.salt("http://p", "two") is None
+    assert doubts.salt("http://p", "two") is None

@@ -536,3 +536,31 @@ class TestWhatCannotBeRead:
     def test_an_endpoint_without_a_history_has_no_boundaries(self) -> None:
         there = of({"model": "m", "messages": HISTORY, "prompt": "a" * 999}, endpoint=Endpoint.OTHER)
         assert there.keys == ()
+
+
+class TestShape:
+    """Requests of one shape are rendered by the same parts of a template; anything else is another shape."""
+
+    @staticmethod
+    def shape(body: dict[str, Any]) -> frozenset[str]:
+        return lineage_of(Endpoint.CHAT, decode_members(json.dumps(body).encode()), b"tenant").shape
+
+    def test_more_of_the_same_is_the_same(self) -> None:
+        asks = {"role": "user", "content": "a"}
+        says = {"role": "assistant", "content": "b"}
+        short = self.shape({"model": "m", "messages": [asks, says, asks]})
+        assert short == self.shape({"model": "m", "messages": [asks, says, asks, says, asks], "seed": 1})
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"tools": []},
+            {"chat_template_kwargs": {"a": 1}},
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]},
+            {"messages": [{"role": "user", "content": "a", "name": "n"}]},
+            {"messages": [{"role": "tool", "content": "a"}]},
+        ],
+    )
+    def test_what_else_a_template_can_see_is_another(self, change: dict[str, Any]) -> None:
+        plain: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
+        assert self.shape(plain) != self.shape(plain | change)

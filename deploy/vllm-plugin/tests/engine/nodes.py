@@ -1,0 +1,112 @@
+"""Four real nodes on this machine's CPU: P and D with the plugin, a P without it for the controls, and one
+with it that cannot read from D.
+
+Started by the pair script's own functions (``deploy/engine-cpu/serve.py``). The plugin is installed into a
+directory of its own, so that vLLM's environment stays as it was.
+"""
+
+import importlib.util
+import os
+import queue
+import socket
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+PACKAGE = Path(__file__).parents[2]
+SERVE = PACKAGE.parent / "engine-cpu" / "serve.py"
+HANDLE_TTL_S = 45
+"""Short, so that a test can outlive a handle; long enough for a turn on a busy machine."""
+PREFILL_LEASE_S = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    prefill: str
+    decode: str
+    stock_prefill: str
+    """Without the plugin."""
+    deaf_prefill: str
+    """With the plugin, and without ``bidirectional_kv_xfer``."""
+    logs: Path
+
+
+def _serve() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("engine_cpu_serve", SERVE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def install_plugin(venv: Path, target: Path) -> None:
+    """Build and install this package into ``target`` with vLLM's own Python, without the network."""
+    command = [str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    command += ["--no-build-isolation", "--target", str(target), str(PACKAGE)]
+    subprocess.run(command, check=True)
+
+
+@contextmanager
+def _environment(changes: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    for name in [name for name in os.environ if name.startswith("BOOMERANG_VLLM_") or name == "PYTHONPATH"]:
+        del os.environ[name]
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextmanager
+def serve_nodes(logs: Path, *, prefix_cache: str = "off") -> Iterator[Nodes]:
+    """Start the three nodes, and stop them again, each by its own process group."""
+    serve = _serve()
+    plugin = logs / "plugin"
+    arguments = ["--handle-ttl-s", str(HANDLE_TTL_S), "--prefill-lease-s", str(PREFILL_LEASE_S)]
+    arguments += ["--prefill-prefix-cache", prefix_cache, "--kv-gib", "1"]
+    ports = iter(_free_ports(8))
+
+    def options(name: str, *more: str) -> Namespace:
+        (logs / name).mkdir(parents=True)
+        parsed: Namespace = serve.parse([*arguments, *more, "--log-dir", str(logs / name)])
+        for each in ("prefill_port", "prefill_side_port"):
+            setattr(parsed, each, next(ports))
+        return parsed
+
+    pair, stock, deaf = options("pair"), options("stock"), options("deaf", "--bidirectional", "false")
+    pair.decode_port, pair.decode_side_port = next(ports), next(ports)
+    install_plugin(pair.venv, plugin)
+    started = []
+    try:
+        with _environment({"PYTHONPATH": str(plugin)}):
+            started += [serve.start(pair, "prefill"), serve.start(pair, "decode")]
+            started.append(serve.start(deaf, "prefill"))
+        with _environment({}):
+            started.append(serve.start(stock, "prefill"))
+        for node in started:
+            serve.wait_ready(node, time.monotonic() + serve.START_DEADLINE_S, queue.SimpleQueue())
+        prefill, decode, deaf_prefill, stock_prefill = (node.url for node in started)
+        yield Nodes(prefill, decode, stock_prefill, deaf_prefill, logs)
+    finally:
+        serve.stop(started)
