@@ -28,11 +28,13 @@ from router import __version__, errors
 from router.engines.aiohttp_upstream import AiohttpUpstream
 from router.engines.upstream import Upstream
 from router.fleet.doubts import Doubts
-from router.fleet.pool import Fleet
-from router.fleet.probe import Prober
+from router.fleet.node import Node
+from router.fleet.pool import Fleet, Probe
+from router.fleet.probe import Probed, Prober
 from router.http import probes
 from router.http.models import ModelsRoute
 from router.http.openai import PATHS, InferenceRoute, OpenTurns
+from router.http.protocol import Protocol
 from router.ledger.memory import MemoryLedger
 from router.ledger.store import LedgerStats
 from router.settings import Settings
@@ -45,6 +47,7 @@ from router.turn.handle import Lifetime
 from router.turn.relay import Relay
 
 SWEEP_EVERY_S = 1.0
+READ_KEY_EVERY_S = 1.0
 LOG = logging.getLogger("router")
 
 
@@ -80,8 +83,8 @@ class EngineKey:
     def __call__(self) -> str | None:
         return self._key
 
-    def refresh(self) -> None:
-        """Read the file again. Raises OSError, and keeps the old key."""
+    async def refresh(self) -> None:
+        """Read the file again. Raises OSError and ValueError, and keeps the old key."""
         self._key = self._settings.engine_api_key()
 
 
@@ -94,12 +97,11 @@ class Router:
     registry: CollectorRegistry
     open_turns: OpenTurns
     ledger_stats: LedgerStats
-    key: "EngineKey"
+    key: EngineKey
     draining: bool = False
 
     async def sweep(self) -> None:
         """Drop what has expired, and take the sizes that a scrape shows."""
-        self.key.refresh()
         await self.context.ledger.sweep()
         self.ledger_stats = await self.context.ledger.stats()
 
@@ -111,18 +113,28 @@ class Router:
         async def probe() -> None:
             await context.fleet.run(context.upstream, interval_s=self.settings.probe_interval_s)
 
+        tasks = {
+            "probe": probe,
+            "sweep": every(SWEEP_EVERY_S, self.sweep),
+            "engine_key": every(READ_KEY_EVERY_S, self.key.refresh),
+        }
         try:
-            async with supervised({"probe": probe, "sweep": every(SWEEP_EVERY_S, self.sweep)}, context.facts):
+            async with supervised(tasks, context.facts):
                 yield
         finally:
             await context.ledger.close()
             await context.upstream.close()
 
 
-def _prober(key: EngineKey) -> Prober:
-    """Probes show the engines' key: with one set, vLLM answers nothing below /v1 without it."""
-    held = key()
-    return Prober(headers=(("authorization", f"Bearer {held}"),) if held is not None else ())
+def _probe_with(key: EngineKey) -> Probe:
+    """Probes show the engines' key as it is now: with one set, vLLM answers nothing below /v1 without it."""
+
+    async def probe(upstream: Upstream, node: Node) -> Probed:
+        held = key()
+        headers = (("authorization", f"Bearer {held}"),) if held is not None else ()
+        return await Prober(headers=headers)(upstream, node)
+
+    return probe
 
 
 def build(settings: Settings, *, upstream: Upstream | None = None) -> Router:
@@ -132,7 +144,7 @@ def build(settings: Settings, *, upstream: Upstream | None = None) -> Router:
     key = EngineKey(settings)
     context = Context(
         upstream=upstream or AiohttpUpstream(keepalive_s=settings.engine_keepalive_s),
-        fleet=Fleet.of(settings.prefill, settings.decode, facts=facts, probe=_prober(key)),
+        fleet=Fleet.of(settings.prefill, settings.decode, facts=facts, probe=_probe_with(key)),
         ledger=MemoryLedger(
             max_branches=settings.max_branches,
             max_bytes=settings.max_ledger_bytes,
@@ -173,6 +185,8 @@ def application(router: Router) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
+        # A redirect would name another scheme or host than the client came by, and lose what it sent.
+        redirect_slashes=False,
     )
     settings, context = router.settings, router.context
     relay = Relay(context)
@@ -184,6 +198,7 @@ def application(router: Router) -> FastAPI:
     app.router.routes.append(Route("/v1/models", ModelsRoute(context).get, methods=["GET"]))
     _add_probes(app, router)
     app.add_exception_handler(HTTPException, _refuse)
+    app.add_exception_handler(Exception, _refuse)
     return app
 
 
@@ -217,11 +232,13 @@ def _response(answer: probes.ProbeAnswer) -> Response:
 
 
 async def _refuse(request: HttpRequest, error: Exception) -> Response:
-    """The framework's own refusals, in OpenAI's shape."""
+    """The framework's own refusals, and faults of the router outside of a turn, in OpenAI's shape."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     path, method = request.url.path, request.method
     told: errors.RequestError
-    if status == 405:
+    if status == 500:
+        told = errors.InternalError()
+    elif status == 405:
         told = errors.MethodNotAllowed(f"{path} does not take {method}")
     elif status == 404:
         told = errors.NotFound(f"there is no route {path}")
@@ -256,7 +273,7 @@ def server_config(settings: Settings, router: Router) -> uvicorn.Config:
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http="httptools",
+        http=Protocol,
         ws="none",
         lifespan="on",
         access_log=False,

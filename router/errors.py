@@ -54,6 +54,10 @@ class BodyTooLarge(RequestError):
     """The body is larger than ``max_body_bytes``."""
 
 
+class HeadTooLarge(RequestError):
+    """The headers are larger than what is read of them."""
+
+
 class UnsupportedMedia(RequestError):
     """The body is of a media type or an encoding that the route does not take."""
 
@@ -114,6 +118,7 @@ ERROR_ROWS: dict[type[RequestError], ErrorRow] = {
     MethodNotAllowed: ErrorRow(405, "invalid_request_error", "method_not_allowed"),
     BodyTooLarge: ErrorRow(413, "invalid_request_error", "body_too_large"),
     UnsupportedMedia: ErrorRow(415, "invalid_request_error", "unsupported_media_type"),
+    HeadTooLarge: ErrorRow(431, "invalid_request_error", "headers_too_large"),
     ClientClosed: ErrorRow(499, "client_closed_request", "client_closed"),
     InternalError: ErrorRow(500, "server_error", "internal_error"),
     UpstreamBroken: ErrorRow(502, "server_error", "engine_unreachable"),

@@ -100,14 +100,22 @@ def _header(text: str) -> str:
     return text.lower()
 
 
-def _readable(path: Path) -> Path:
+def _key_in(path: Path) -> str:
+    """Raises OSError and ValueError; no text of theirs holds what is in the file."""
     try:
         key = path.read_text(encoding="ascii").strip()
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not plain text"
-        raise ValueError(f"the file cannot be read: {why}") from None
+    except UnicodeDecodeError:
+        raise ValueError("the file cannot be read: not plain text") from None
     if not key or len(key.split()) > 1:
         raise ValueError("the file has to hold one key and nothing else")
+    return key
+
+
+def _readable(path: Path) -> Path:
+    try:
+        _key_in(path)
+    except OSError as error:
+        raise ValueError(f"the file cannot be read: {error.strerror}") from None
     return path
 
 
@@ -266,10 +274,11 @@ class Settings(BaseSettings):
         return "decode_ttl_s" in self.model_fields_set
 
     def engine_api_key(self) -> str | None:
-        """The key for engines, read anew at each call so that it can be rotated; raises OSError."""
-        if self.engine_api_key_file is None:
-            return None
-        return self.engine_api_key_file.read_text(encoding="ascii").strip()
+        """The key for engines, read anew at each call so that it can be rotated.
+
+        Raises OSError where the file cannot be read, ValueError where it does not hold one key.
+        """
+        return None if self.engine_api_key_file is None else _key_in(self.engine_api_key_file)
 
     def warnings(self) -> tuple[str, ...]:
         """What is allowed and likely wrong, one line each."""

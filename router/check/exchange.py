@@ -59,7 +59,7 @@ class Engines:
         self.now = now
         self._key = api_key
         self._authorization = authorization(api_key)
-        self._limits = Limits(connect_s=min(connect_s, timeout_s), answer_s=timeout_s, idle_s=timeout_s)
+        self._limits = Limits(connect_s=connect_s, answer_s=timeout_s, idle_s=timeout_s)
 
     async def prefill(self, node: Node, request: Request, params: bytes, *, salt: str | None) -> LegSeen:
         body = prefill_body(request, params, want_token_ids=True, salt=salt)

@@ -48,7 +48,7 @@ from router.turn.request import Endpoint, Request
 RELEASE_WAIT_S = 4.0
 """How long D may take to free released blocks; on a running 0.32.0 it took less than 2 s."""
 _POLL_S = 0.1
-_CLEAN_UP_S = 5.0
+_CLEAN_UP_S = 10.0
 _COMPARED_TOKENS = 16
 _MORE_TOKENS = 8
 _REFUSED = frozenset({400, 404, 405, 422, 501})
@@ -289,6 +289,8 @@ class _Turns:
             leg = await self._release_one(self._held.pop())
             if leg.fault:
                 faults.append(leg.fault)
+            if leg.timed_out:
+                self._held.clear()  # a P that does not answer will not take the others either
         share = blocks / node.engine.num_blocks if node.engine.num_blocks else None
         before, began_s = loads[0].kv_usage, self._engines.now()
         waited_s = 0.0

@@ -44,7 +44,7 @@ async def look(upstream: Upstream, asked: Asked, *, tell: Callable[[str], None] 
         upstream,
         api_key=asked.api_key,
         timeout_s=asked.timeout_s,
-        connect_s=CONNECT_S,
+        connect_s=min(CONNECT_S, asked.timeout_s),
         now=time.monotonic,
     )
     pairs = []

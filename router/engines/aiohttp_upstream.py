@@ -23,10 +23,11 @@ from types import TracebackType
 
 import aiohttp
 from aiohttp.client_middlewares import ClientHandlerType
+from aiohttp.client_reqrep import ConnectionKey
 from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
-from router.engines.aiohttp_wire import Body, Request, Wire, fail, unread, use_wires
+from router.engines.aiohttp_wire import Body, Request, Wire, drop_idle, fail, unread, use_wires
 from router.engines.upstream import (
     Answer,
     AnswerStream,
@@ -56,6 +57,8 @@ _NO_AUTOMATIC_HEADERS = ("accept", "accept-encoding", "content-type", "user-agen
 
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_QUOTED = re.compile(r"""[\s:]*(\n|\\n|\bb\\?["']).*""", re.DOTALL)
+"""From the first line's end, or the first bytes literal, to the end; both also as ``repr`` writes them."""
 _TARGET = re.compile(r"/[\x21\x22\x24-\x7e]*")
 """Printable ASCII without blanks, and without a fragment, which would be cut off."""
 
@@ -192,6 +195,7 @@ class _Exchange:
         self._clock: asyncio.Timeout | None = None
         self._answer: _Answer | None = None
         self._given_up = False
+        self._key: ConnectionKey | None = None
 
     async def open(self, clock: asyncio.Timeout) -> "_Answer":
         """Send the request and wait for the headers; ``clock`` is set when the request gets a connection.
@@ -239,6 +243,7 @@ class _Exchange:
     ) -> aiohttp.ClientResponse:
         if isinstance(request, Request):
             request.on_connection = self._connected
+        self._key = request.connection_key
         return await handler(request)
 
     def _connected(self, wire: Wire) -> None:
@@ -253,6 +258,10 @@ class _Exchange:
         if self._wire is None:
             return NeverSent(text)
         if self._wire.uses > 1 and not self._wire.heard and not self._given_up:
+            # The engine closes what has been idle for so long, and aiohttp takes the longest idle one first:
+            # whoever tries again is not to meet the next of them.
+            if self._key is not None and self._session.connector is not None:
+                drop_idle(self._session.connector, self._key)
             return Stale(text)
         return Broken(text)
 
@@ -365,7 +374,9 @@ def _late(limits: Limits) -> TimedOut:
 
 
 def _text(origin: str, error: Exception) -> str:
-    return f"{origin}: {str(error) or type(error).__name__}"
+    """What went wrong, without the engine's bytes: aiohttp quotes them, and they may be of an answer."""
+    told = error.message if isinstance(error, aiohttp.ClientResponseError | HttpProcessingError) else str(error)
+    return f"{origin}: {_QUOTED.sub('', told) or type(error).__name__}"
 
 
 def _headers(given: tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:

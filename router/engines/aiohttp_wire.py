@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.client_proto import ResponseHandler
+from aiohttp.client_reqrep import ConnectionKey
 from aiohttp.connector import Connection
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.payload import Payload
@@ -93,6 +94,12 @@ def use_wires(connector: aiohttp.BaseConnector) -> None:
     """Make a connector open ``Wire`` connections. Call it before the first one."""
     factory: Any = functools.partial(Wire, loop=asyncio.get_running_loop())
     connector._factory = factory
+
+
+def drop_idle(connector: aiohttp.BaseConnector, key: ConnectionKey) -> None:
+    """Close every idle connection to where ``key`` leads."""
+    for wire, _ in connector._conns.pop(key, ()):
+        wire.abort()
 
 
 def fail(body: aiohttp.StreamReader, error: Exception) -> None:

@@ -39,7 +39,8 @@ class Broken(UpstreamError):
 
 
 class TimedOut(UpstreamError):
-    """One of our own time-outs passed. ``phase`` is ``connect``, ``answer`` or ``idle``."""
+    """One of our own time-outs passed. ``phase`` is ``connect``, ``answer`` or ``idle``; the relay's own is
+    ``first token``."""
 
     def __init__(self, phase: str, limit_s: float) -> None:
         super().__init__(f"no {phase} within {limit_s:g} s")
@@ -48,7 +49,7 @@ class TimedOut(UpstreamError):
 
 
 class TooLarge(UpstreamError):
-    """An answer that is read whole was larger than ``Timeouts.max_answer_bytes``."""
+    """An answer that is read whole was larger than ``Limits.max_answer_bytes``."""
 
 
 @dataclass(frozen=True, slots=True)

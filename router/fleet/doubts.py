@@ -5,6 +5,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from router.fleet.node import process_of
+
 _Key = TypeVar("_Key", bound=Hashable)
 _MAX_ENTRIES = 4096
 
@@ -62,7 +64,7 @@ class Doubts:
 
     def taint(self, origin: str, engine_id: str | None) -> None:
         """The engine at ``origin`` may hold wrong KV under right hashes: used under a salt of ours only."""
-        self._tainted[origin] = engine_id, secrets.token_hex(16)
+        self._tainted[origin] = process_of(engine_id), secrets.token_hex(16)
 
     def salt(self, origin: str, engine_id: str | None) -> str | None:
         """The salt that keeps requests away from what a tainted engine has cached; None for any other.
@@ -72,7 +74,8 @@ class Doubts:
         tainted = self._tainted.get(origin)
         if tainted is None:
             return None
-        if None not in (tainted[0], engine_id) and tainted[0] != engine_id:
+        process = process_of(engine_id)
+        if None not in (tainted[0], process) and tainted[0] != process:
             del self._tainted[origin]
             return None
         return tainted[1]

@@ -19,6 +19,11 @@ class State(StrEnum):
     GONE = "gone"
 
 
+def process_of(engine_id: str | None) -> str | None:
+    """The process behind an engine id: data-parallel ranks (``..._dp<rank>``) of one process are one."""
+    return None if engine_id is None else engine_id.partition("_dp")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class Engine:
     """What probes and answers have told of the engine behind a node; None is "not known"."""

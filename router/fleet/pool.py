@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from router.engines.upstream import Upstream
-from router.fleet.node import Engine, Node, Role, State
+from router.fleet.node import Engine, Node, Role, State, process_of
 from router.fleet.probe import Fault, Probed, Prober, forget, restarted, updated
 from router.telemetry.facts import Facts, NodeChanged, TaskFailed
 
@@ -230,7 +230,5 @@ def _with_state(node: Node, state: State, reason: str) -> Node:
 
 
 def _another_process(known: str | None, told: str | None) -> bool:
-    """Whether two engine ids are of different processes; the ranks of one end in ``_dp<rank>``."""
-    if known is None or told is None:
-        return False
-    return known.split("_dp")[0] != told.split("_dp")[0]
+    """Whether two engine ids are known, and of different processes."""
+    return None not in (known, told) and process_of(known) != process_of(told)

@@ -22,6 +22,9 @@ RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
 STARTED_AT = "process_start_time_seconds"
 _FAMILIES = (CACHE_CONFIG, KV_USAGE, KV_USAGE_BEFORE_0_11, RUNNING, WAITING, STARTED_AT)
+_MAX_DIGITS = 15
+_MAX_COUNT = 1e15
+"""Larger numbers are none of an engine's: they would not be exact, or print as hundreds of digits."""
 _FLAGS = {"True": True, "False": False}
 
 PROBE_LIMITS = Limits(connect_s=1.0, answer_s=2.0, idle_s=2.0, max_answer_bytes=8_388_608)
@@ -63,6 +66,7 @@ class _Version(msgspec.Struct):
 
 _MODELS = msgspec.json.Decoder(_Models)
 _VERSION = msgspec.json.Decoder(_Version)
+_UNREADABLE = (msgspec.MsgspecError, RecursionError)
 
 
 class Prober:
@@ -181,7 +185,7 @@ def engine_in_metrics(text: bytes) -> Engine:
         block_size=sizes[0] if sizes and len(set(sizes)) == 1 else None,
         num_blocks=sum(blocks) if blocks else None,
         prefix_cache=prefix_cache,
-        started_at_s=started[0] if started else None,
+        started_at_s=started[0] if started and abs(started[0]) < _MAX_COUNT else None,
         kv_usage=sum(usage) / len(usage) if usage else None,
         running=_total(found.get(RUNNING)),
         waiting=_total(found.get(WAITING)),
@@ -189,25 +193,26 @@ def engine_in_metrics(text: bytes) -> Engine:
 
 
 def _add_count(counts: list[int], text: str | None) -> None:
-    if text is not None and text.isascii() and text.isdigit() and int(text) > 0:
+    if text is not None and len(text) <= _MAX_DIGITS and text.isascii() and text.isdigit() and int(text) > 0:
         counts.append(int(text))
 
 
 def _total(values: list[float] | None) -> int | None:
-    return int(sum(values)) if values else None
+    total = sum(values) if values else math.inf
+    return int(total) if abs(total) < _MAX_COUNT else None
 
 
 def _version(body: bytes) -> str | None:
     try:
         return _VERSION.decode(body).version
-    except msgspec.MsgspecError:
+    except _UNREADABLE:
         return None
 
 
 def _models(body: bytes) -> tuple[str, ...]:
     try:
         return tuple(model.id for model in _MODELS.decode(body).data)
-    except msgspec.MsgspecError:
+    except _UNREADABLE:
         return ()
 
 

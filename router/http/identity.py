@@ -1,6 +1,6 @@
 """Who is calling: the tenant that a request's branches are scoped by."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Final
 
@@ -10,19 +10,21 @@ ANONYMOUS: Final = blake2b(b"", digest_size=16, person=_PERSON).digest()
 """The tenant of all callers that present nothing, where no identity is asked for."""
 
 
-def tenant_of(headers: Mapping[str, str], identity_header: str) -> bytes | None:
+def tenant_of(headers: Sequence[tuple[str, str]], identity_header: str) -> bytes | None:
     """The caller's tenant, 16 bytes; a digest, so that no credential is kept.
 
-    With ``identity_header`` set, only that header counts, and a caller without it has no identity: None, and
-    nothing is looked up or remembered for it. Otherwise the credential names the tenant.
+    ``headers`` are all that came, names in lower case. With ``identity_header`` set, only that header counts,
+    and a caller without it has no identity: None, and nothing is looked up or remembered for it. Otherwise
+    the credential names the tenant. A header that came twice is in doubt, as an engine or a gateway may read
+    either: no identity.
     """
-    if identity_header:
-        named = headers.get(identity_header, "")
-        return _digest(identity_header, named) if named else None
-    for name in _CREDENTIAL_HEADERS:
-        if headers.get(name):
-            return _digest("credential", headers[name])
-    return ANONYMOUS
+    for name in (identity_header,) if identity_header else _CREDENTIAL_HEADERS:
+        values = [value for given, value in headers if given == name]
+        if len(values) > 1:
+            return None
+        if values and values[0]:
+            return _digest(identity_header or "credential", values[0])
+    return None if identity_header else ANONYMOUS
 
 
 def _digest(kind: str, value: str) -> bytes:

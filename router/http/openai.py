@@ -7,7 +7,7 @@ Whichever ends first ends the other, so that a client that leaves in any phase c
 import asyncio
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from router.http.identity import tenant_of
 from router.turn import tap
 from router.turn.members import InvalidRequest
 from router.turn.relay import STOPPING, Relay
-from router.turn.request import Endpoint, read_request
+from router.turn.request import Endpoint, client_id, read_request
 
 _LOG: Final = logging.getLogger("router.http")
 
@@ -108,7 +108,7 @@ class InferenceRoute:
         turn_id = f"brg-{secrets.token_hex(12)}"
         headers = _headers(scope)
         given = dict(headers)
-        client = AsgiClient(send, _printable(given.get("x-request-id", "")) or turn_id)
+        client = AsgiClient(send, client_id(given, turn_id))
         try:
             _check_media(given)
             body = await self._body(receive, given)
@@ -121,7 +121,7 @@ class InferenceRoute:
         except errors.RequestError as error:
             await client.refuse(error)
             return
-        turn = self.relay.run(request, tenant_of(given, self.identity_header), client)
+        turn = self.relay.run(request, tenant_of(headers, self.identity_header), client)
         self.open_turns.count += 1
         try:
             await _unless_client_leaves(turn, receive, client)
@@ -164,10 +164,6 @@ def _headers(scope: Scope) -> tuple[tuple[str, str], ...]:
     return tuple((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in raw)
 
 
-def _printable(text: str) -> str:
-    return "".join(c for c in text if c.isascii() and c.isprintable())[:256]
-
-
 def _check_media(headers: dict[str, str]) -> None:
     encoding = headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
@@ -183,14 +179,16 @@ async def _left(receive: Receive) -> None:
         message = await receive()
 
 
-async def _unless_client_leaves(turn: Any, receive: Receive, client: AsgiClient) -> None:
+async def _unless_client_leaves(
+    turn: Coroutine[Any, Any, None], receive: Receive, client: AsgiClient
+) -> None:
     """Run ``turn`` to its end, or cancel it and wait for its clean-up as soon as the client has left.
 
     A turn whose answer is complete is not cut off: the connection of a client that has all it wants may close
     while the turn still puts things in order.
     """
-    running = asyncio.ensure_future(turn)
-    leaving = asyncio.ensure_future(_left(receive))
+    running = asyncio.create_task(turn)
+    leaving = asyncio.create_task(_left(receive))
     try:
         await asyncio.wait((running, leaving), return_when=asyncio.FIRST_COMPLETED)
         if client.ended:
@@ -200,7 +198,7 @@ async def _unless_client_leaves(turn: Any, receive: Receive, client: AsgiClient)
         raise
     finally:
         leaving.cancel()
-        if not running.done():
+        if not running.done() and not running.cancelling():
             running.cancel()
         await asyncio.wait((running, leaving))
     if not running.cancelled() and (error := running.exception()) is not None:

@@ -1,4 +1,4 @@
-"""The bodies that the router itself answers with. What engines answer passes through, unmodelled."""
+"""The bodies of the router's own probes. Errors are in ``router.errors``; engines' answers are not modelled."""
 
 from typing import Literal
 
@@ -7,19 +7,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 class Body(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ErrorDetail(Body):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorBody(Body):
-    """OpenAI's error shape; ``router.errors.openai_error`` writes it."""
-
-    error: ErrorDetail
 
 
 class Live(Body):

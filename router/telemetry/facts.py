@@ -1,7 +1,7 @@
 """What happened, as frozen values. The core publishes facts; metrics, logs and pages subscribe.
 
-The core imports this module and none of the subscribers. A subscriber that raises is dropped from that
-publication, reported once, and never disturbs a turn.
+The core imports this module and none of the subscribers. A subscriber that raises is reported, and disturbs
+neither a turn nor the other subscribers.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ class EndedBy(StrEnum):
     ROUTER = "router"
     """A time-out or a limit of ours, or our stop."""
     FAULT = "fault"
-    """An engine broke or was not there."""
+    """An engine broke or was not there, or the router itself failed."""
 
 
 class Phase(StrEnum):

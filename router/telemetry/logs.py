@@ -26,6 +26,9 @@ from router.telemetry.facts import (
 
 LOGGER: Final = logging.getLogger("router")
 
+_BENEATH: Final = ("uvicorn.error", "asyncio")
+"""Loggers of what the router stands on; their warnings (a port in use) come in the router's own form."""
+
 _MAX_CHARS: Final = 1000
 """Of one field: a model's name is as long as a client wants it to be."""
 
@@ -137,3 +140,8 @@ def set_up(form: str, level: str, stream: TextIO | None = None) -> None:
     LOGGER.handlers[:] = [handler]
     LOGGER.setLevel(level.upper())
     LOGGER.propagate = False
+    for name in _BENEATH:
+        beneath = logging.getLogger(name)
+        beneath.handlers[:] = [handler]
+        beneath.setLevel(max(logging.WARNING, LOGGER.level))
+        beneath.propagate = False

@@ -7,12 +7,13 @@ nothing behind.
 
 from __future__ import annotations
 
+import asyncio
 from array import array
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from router.engines.upstream import Answer, AnswerStream, Call, UpstreamError
+from router.engines.upstream import Answer, AnswerStream, Call, TimedOut, UpstreamError
 from router.telemetry.facts import EndedBy, LegFailed
 from router.turn import reading, sse, tap
 from router.turn.context import Client, Context
@@ -21,7 +22,7 @@ from router.turn.plan import Kind, Plan
 from router.turn.prefill import Prefilled, engine_verified, may_leave_handle
 from router.turn.record import Record
 from router.turn.refusal import Refused
-from router.turn.request import Request
+from router.turn.request import Endpoint, Request
 
 _EVENT_STREAM: Final = "text/event-stream"
 _UNBUFFERED: Final = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
@@ -29,8 +30,7 @@ _UNBUFFERED: Final = (("cache-control", "no-cache"), ("x-accel-buffering", "no")
 
 
 class DecodeFailed(Exception):
-    """D answered what is no completion, or a server error. ``answer`` is its own, if that may be passed
-    on."""
+    """D answered a server error, or no completion. ``answer`` is its own, if that may be passed on."""
 
     def __init__(self, message: str, answer: Answer | None = None) -> None:
         super().__init__(message)
@@ -86,8 +86,12 @@ class DecodeLeg:
             async with self.context.upstream.stream(node.origin, call) as answer:
                 if answer.status != 200:
                     await self._refuse(answer)
-                content_type = next((v for k, v in answer.headers if k == "content-type"), "")
-                if content_type.startswith(_EVENT_STREAM):
+                media = _header(answer, "content-type").partition(";")[0].strip().lower()
+                encoding = _header(answer, "content-encoding").strip().lower()
+                if encoding not in ("", "identity") and (self.prefilled is not None or media == _EVENT_STREAM):
+                    # Nothing private could be taken out of it, and nothing be added.
+                    raise DecodeFailed(f"an answer in {encoding!r} encoding, which was not asked for")
+                if media == _EVENT_STREAM:
                     await self._stream(answer, tap_settings, sent_at_s)
                 else:
                     await self._whole(answer, tap_settings, sent_at_s)
@@ -102,13 +106,13 @@ class DecodeLeg:
         )
 
     def _body(self, *, lift_ids: bool) -> bytes:
+        node = self.plan.decode
+        salt = self.context.doubts.salt(node.origin, node.engine.engine_id)
         if self.prefilled is None:
-            node = self.plan.decode
-            return unsplit_body(
-                self.request, salt=self.context.doubts.salt(node.origin, node.engine.engine_id)
-            )
+            return unsplit_body(self.request, salt=salt)
+        # The node's own counts where the prefill leg had none: it may be another than was planned then.
         return decode_body(
-            self.request, self.prefilled.params, want_token_ids=lift_ids, salt=self.prefilled.salt
+            self.request, self.prefilled.params, want_token_ids=lift_ids, salt=self.prefilled.salt or salt
         )
 
     async def _refuse(self, answer: AnswerStream) -> None:
@@ -118,8 +122,8 @@ class DecodeLeg:
         raise DecodeFailed(f"status {whole.status}", whole)
 
     async def _whole(self, answer: AnswerStream, settings: tap.TapSettings, sent_at_s: float) -> None:
-        body = await answer.read()
         waited_from_s = self.context.now()
+        body = await answer.read()
         try:
             lifted = tap.lift(body, settings)
         except ValueError as error:
@@ -129,7 +133,7 @@ class DecodeLeg:
             await self._pass(answer, body)
             return
         if lifted.answer.error is not None:
-            raise DecodeFailed("an error under status 200", Answer(502, answer.headers, body))
+            raise DecodeFailed("an error under status 200", Answer(502, answer.headers, lifted.body))
         self._note(lifted.answer)
         if "error" in lifted.answer.finish_reasons:
             raise DecodeFailed("finish reason error")
@@ -146,44 +150,64 @@ class DecodeLeg:
         wire = tap.Tap(settings)
         self.record.status = 200
         await self.client.start(200, self._headers(answer.headers, _UNBUFFERED))
-        waited_from_s = self.context.now()
-        remembered = False
         try:
-            async for chunk in answer.chunks():
-                read_at_s = self.context.now()
-                out = wire.feed(chunk)
-                if wire.done and not remembered:
-                    remembered = True
-                    await self._remember_stream(wire, sent_at_s, waited_from_s)
-                if out:
-                    self.record.first_byte()
-                    await self.client.write(out)
-                waited_from_s = read_at_s
+            await self._forward(answer, wire, sent_at_s)
         except (UpstreamError, sse.EventTooLarge) as error:
-            await self._break_off(wire, str(error))
-            return
+            # After [DONE] the client has the whole answer, and only the connection ended badly.
+            if not wire.done:
+                by = EndedBy.ROUTER if isinstance(error, TimedOut) else EndedBy.FAULT
+                await self._break_off(wire, str(error), by)
+                return
         end = wire.finish()
         self._note(end.answer)
-        if end.done:
-            if end.answer.error is not None:
-                self.record.ended(EndedBy.ENGINE, "error event in the stream")
-            await self.client.end()
-        elif end.answer.error is not None:
+        if end.answer.error is not None:
             self.record.ended(EndedBy.ENGINE, "error event in the stream")
-            await self.client.end()
-        else:
-            await self._break_off(wire, "the stream ended without [DONE]")
+        elif not (end.done or self._ends_without_done(end)):
+            await self._break_off(wire, "the stream ended without [DONE]", EndedBy.FAULT)
+            return
+        await self.client.end()
+
+    async def _forward(self, answer: AnswerStream, wire: tap.Tap, sent_at_s: float) -> None:
+        """Forward a stream's events as they come. Raises UpstreamError and EventTooLarge."""
+        waited_from_s = self.context.now()
+        chunks = answer.chunks()
+        chunk = await self._first(chunks, waited_from_s - sent_at_s)
+        remembered = False
+        while chunk is not None:
+            read_at_s = self.context.now()
+            out = wire.feed(chunk)
+            if wire.done and not remembered:
+                remembered = True
+                await self._remember_stream(wire, sent_at_s, waited_from_s)
+            if out:
+                self.record.first_byte()
+                await self.client.write(out)
+            waited_from_s = read_at_s
+            chunk = await anext(chunks, None)
+
+    async def _first(self, chunks: AsyncIterator[bytes], since_s: float) -> bytes | None:
+        """The first piece of a stream: an engine sends headers at once, and the rest from its first token on."""
+        limit_s = self.context.settings.first_token_s
+        try:
+            async with asyncio.timeout(None if limit_s is None else max(limit_s - since_s, 0.0)):
+                return await anext(chunks, None)
+        except TimeoutError:
+            raise TimedOut("first token", limit_s or 0.0) from None
+
+    def _ends_without_done(self, end: tap.TapEnd) -> bool:
+        """Whether such a stream is complete without ``[DONE]``, which only chat and completions promise."""
+        return self.request.endpoint is Endpoint.OTHER and not end.dropped_bytes
 
     async def _remember_stream(self, wire: tap.Tap, sent_at_s: float, waited_from_s: float) -> None:
         answer = wire.answer()
         if answer.error is None and "error" not in answer.finish_reasons:
             await self.remember(self.plan, self.prefilled, Ended(answer, sent_at_s, waited_from_s))
 
-    async def _break_off(self, wire: tap.Tap, why: str) -> None:
+    async def _break_off(self, wire: tap.Tap, why: str, by: EndedBy) -> None:
         """End a stream that has begun and cannot be finished, in a way that no client takes for its end."""
         self._note(wire.answer())
         node = self.plan.decode
-        self.record.ended(EndedBy.FAULT, why)
+        self.record.ended(by, why)
         self.context.facts.publish(
             LegFailed(self.request.turn_id, "decode", node.key, why, with_handle=False, action="error_event")
         )
@@ -212,6 +236,10 @@ class DecodeLeg:
         set_here = {name for name, _ in (*ours, *self.explain)}
         kept = [(name, value) for name, value in client_headers(engine) if name not in set_here]
         return [*kept, *ours, *self.explain]
+
+
+def _header(answer: AnswerStream, name: str) -> str:
+    return next((value for given, value in answer.headers if given == name), "")
 
 
 def held_ids(prefilled: Prefilled, answer: reading.Answer, held_tokens: int) -> array[int] | None:

@@ -29,7 +29,7 @@ class RelaySettings:
     connect_s: float = 2.0
     verify_s: float = 5.0
     prefill_s: float | None = 600.0
-    pull_s: float = 30.0
+    pull_s: float = 20.0
     first_token_s: float | None = None
     decode_s: float | None = None
     idle_s: float | None = 300.0

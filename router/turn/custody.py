@@ -10,6 +10,7 @@ from router.telemetry.facts import Facts, HandleFact, Outcome
 class _Place(Enum):
     HERE = auto()
     SENT = auto()
+    """On its way, and what becomes of it is not known yet."""
     GONE = auto()
 
 
@@ -51,11 +52,16 @@ class Custody:
             self.tell(Outcome.LOST, handle.tokens, detail)
 
     def tell(self, outcome: Outcome, tokens: int, detail: str = "") -> None:
+        """Publish what became of it. With the outcome of a handle that was sent its course is over."""
+        if self._place is _Place.SENT:
+            self._place = _Place.GONE
         if self.found is not None and self.found.handle is not None:
             self.facts.publish(HandleFact(outcome, self.found.handle.decode, tokens, detail))
 
     async def close(self) -> None:
         """Give back what was never sent. Never raises LedgerUnavailable: a lost handle is a cold turn."""
+        if self._place is _Place.SENT and self.found is not None and self.found.handle is not None:
+            self.tell(Outcome.LOST, self.found.handle.tokens, "leg_ended")
         handle = self.handle
         if handle is None or self.found is None:
             return

@@ -46,7 +46,10 @@ class Finish:
     sent_at_s: float
     """When the decode leg was sent: D cannot have finished before."""
     waited_from_s: float
-    """When the read before the last one ended: D finished after that, if our reads keep up with D."""
+    """When the read before the last one ended: D finished after that, if our reads keep up with D.
+
+    Of an answer that is not streamed, when its headers came, which D sends as soon as it has finished.
+    """
     prompt_tokens: int
     held: Digests | None
     media_depth: int

@@ -10,13 +10,14 @@
 | stream_options, min_tokens, stop..., logprobs... | removed: no use there | the client's | the client's |
 | ignore_eos | true, so that P always returns params | the client's | the client's |
 | return_token_ids | true where we compare tokens | true where we keep the answer's tokens | the client's |
-| cache_salt | ours, where P's cache is not to be trusted | the same | the client's |
+| cache_salt | ours added to it, where a cache is not to be trusted | the same | the same |
 | all else | as it came | as it came | as it came |
 
 P and D must see the identical prompt, so nothing that shapes it is ever changed on one leg alone.
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -64,6 +65,9 @@ _NOT_TO_ENGINES: Final = _HOP_BY_HOP | {
     "x-data-parallel-rank",  # steers the engine's scheduler
 }
 _NOT_TO_CLIENTS: Final = _HOP_BY_HOP | {"content-length", "date", "server", "x-request-id"}
+
+_NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 _TRUE: Final = msgspec.Raw(b"true")
 _FALSE: Final = msgspec.Raw(b"false")
@@ -113,7 +117,7 @@ def unsplit_body(request: Request, *, salt: str | None = None) -> bytes:
 
 
 def engine_headers(
-    headers: Iterable[tuple[str, str]], *, leg_id: str, api_key: str | None = None
+    headers: Sequence[tuple[str, str]], *, leg_id: str, api_key: str | None = None
 ) -> tuple[tuple[str, str], ...]:
     """Headers of a leg: the client's end-to-end ones, a fresh request id, and our key if it gave none."""
     named = _named_by_connection(headers)
@@ -128,13 +132,20 @@ def engine_headers(
     return tuple(kept)
 
 
-def client_headers(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """An engine's end-to-end headers, as they go on to the client; the length is for the sender to say."""
+def client_headers(headers: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """An engine's end-to-end headers, as they go on to the client; the length is for the sender to say.
+
+    What is no header by RFC 9110, section 5, stays behind: an HTTP client may let it in, and no server sends it.
+    """
     named = _named_by_connection(headers)
-    return [(k, v) for k, v in headers if k not in _NOT_TO_CLIENTS and k not in named]
+    return [
+        (k, v)
+        for k, v in headers
+        if k not in _NOT_TO_CLIENTS and k not in named and _NAME.fullmatch(k) and not _CONTROL.search(v)
+    ]
 
 
-def _named_by_connection(headers: Iterable[tuple[str, str]]) -> frozenset[str]:
+def _named_by_connection(headers: Sequence[tuple[str, str]]) -> frozenset[str]:
     """Headers that ``Connection`` declares hop-by-hop."""
     return frozenset(
         name.strip().lower() for k, v in headers if k == "connection" for name in v.split(",") if name.strip()

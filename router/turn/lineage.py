@@ -10,6 +10,7 @@ something is left out of a digest, it is because it does not change the prompt; 
 harmless stays in, as a miss costs one cold turn.
 """
 
+import re
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -22,6 +23,12 @@ from router.turn.request import Endpoint
 
 KEY_BYTES: Final = 16
 MAX_BOUNDARIES: Final = 4096
+MAX_VALUES: Final = 100_000
+"""JSON values in what is read of one request; a real history has ten or so in a message.
+
+Each costs microseconds and a hundred bytes, while all other turns wait: 64 MB of empty messages are 40 s and
+4 GB. Beyond it the turn is cold.
+"""
 STRIDE_BYTES: Final = 512
 """Of a plain text prompt, in UTF-8: about 128 tokens of English, one stride of the token digests."""
 STRIDE_IDS: Final = 128
@@ -111,6 +118,7 @@ _CACHE_MARK: Final = "cache_control"
 # (_strip_claude_code_billing_header in renderers/chat_utils.py).
 _BILLING_HEADER: Final = "x-anthropic-billing-header"
 
+_STRINGS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _encode = msgspec.json.Encoder(order="sorted").encode
 _PERSON_SCOPE: Final = b"boomerang-scope"
 _PERSON_MESSAGE: Final = b"boomerang-msg"
@@ -152,6 +160,8 @@ def lineage_of(endpoint: Endpoint, members: Mapping[str, msgspec.Raw], tenant: b
     ``members`` are the body's top-level members as they go to an engine: what the edge strips (a client's
     ``kv_transfer_params``) has to be gone already, else it counts as unknown. ``tenant`` is a digest.
     """
+    if _is_too_fine(endpoint, members):
+        return Lineage(bytes(KEY_BYTES), (), (), 1, 0)
     shaping = _shaping(endpoint, members)
     scope = _scope(endpoint, shaping, tenant)
     history = members.get(_HISTORY.get(endpoint, ""))
@@ -166,6 +176,24 @@ def lineage_of(endpoint: Endpoint, members: Mapping[str, msgspec.Raw], tenant: b
         except _UNREADABLE:
             pass
     return Lineage(scope, (), (), 1, 0)
+
+
+def _is_too_fine(endpoint: Endpoint, members: Mapping[str, msgspec.Raw]) -> bool:
+    """Whether the request has more than ``MAX_VALUES`` values. A plain prompt is flat, and does not count."""
+    read = [
+        bytes(raw)
+        for name, raw in members.items()
+        if name not in PROMPT_NEUTRAL and not (endpoint is Endpoint.COMPLETIONS and name == "prompt")
+    ]
+    if len(read) + sum(map(_marks, read)) <= MAX_VALUES:
+        return False
+    # Most of them may stand in texts.
+    return len(read) + sum(_marks(_STRINGS.sub(b"", raw)) for raw in read) > MAX_VALUES
+
+
+def _marks(document: bytes) -> int:
+    """About how many values there are: each but the first of its container has a comma before it."""
+    return document.count(b",") + document.count(b"[") + document.count(b"{")
 
 
 def _shaping(endpoint: Endpoint, members: Mapping[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:

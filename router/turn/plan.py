@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from router.fleet.node import Node
+from router.fleet.node import Node, process_of
 from router.ledger.store import Absence, Found, Handle, Relation
 from router.turn.request import Endpoint, Request
 
@@ -143,7 +143,8 @@ def _obstacle(situation: Situation, found: Found, handle: Handle, prefill: Node)
     holder = next((node for node in situation.decodes if node.key == handle.decode), None)
     if holder is None or holder.key in situation.exclude:
         return Reason.HOLDER_GONE
-    if holder.engine.engine_id is not None and holder.engine.engine_id != handle.engine_id:
+    running = process_of(holder.engine.engine_id)
+    if running is not None and running != process_of(handle.engine_id):
         return Reason.ENGINE_RESTARTED
     if (prefill.key, handle.decode) in situation.cooling:
         return Reason.PAIR_COOLING

@@ -124,7 +124,7 @@ def _read(
     except ValueError as error:
         raise PrefillFailed(f"an answer that is no JSON object: {error}") from None
     if lifted.error is not None or lifted.unreadable:
-        raise PrefillFailed("an answer that is no completion", answer=None)
+        raise PrefillFailed("an answer that is no completion")
     if any(reason in _UNSANE_FINISH for reason in lifted.finish_reasons):
         raise PrefillFailed(f"finish reason {lifted.finish_reasons[0]}")
     params, sent = None, lifted.params
@@ -182,6 +182,8 @@ def tell_use(custody: Custody, plan: Plan, reuse: Reuse, prefilled: Prefilled) -
     """Publish what became of the handle; the reason if nothing of it was used after all."""
     handle = plan.handle
     if handle is None:
+        if reuse.carries_handle:
+            custody.tell(Outcome.RELEASED, reuse.released_tokens, plan.reason)
         return None
     if plan.verify is Verify.ENGINE:
         verified = prefilled.verified_tokens or 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from router import errors
 from router.engines.upstream import NeverSent, Stale, TimedOut
-from router.fleet.node import Node
+from router.fleet.node import Node, process_of
 from router.telemetry.facts import HandleFact, LegFailed, Outcome, Phase
 from router.turn.context import Context
 from router.turn.custody import Custody
@@ -50,8 +50,10 @@ class Prefilling:
                 return plan, None
             started_s = self.context.now()
             self.record.phase = Phase.PREFILL
+            # Once, before the leg: its answer may be the first of a new process, which nothing is known of.
+            on_probation = self._on_probation(plan, reuse)
+            salt = secrets.token_hex(16) if on_probation else self._taint_salt(plan)
             try:
-                salt = self._salt(plan, reuse)
                 prefilled = await prefill(self.context, self.record, plan, reuse, self.custody, salt=salt)
             except NeverSent as error:
                 last = error
@@ -59,19 +61,19 @@ class Prefilling:
                 self.exclude(plan.prefill.key)
             except PromptDiffers as error:
                 last = error
-                self._failed(plan, str(error), "salted", with_handle=True)
-                self.custody.tell(Outcome.FAILED, reuse.tokens, Reason.MISMATCH)
-                self.situation = replace(
-                    self.situation, cold_reason=Reason.MISMATCH, prefills=self._as_known(self.situation.prefills)
-                )
-                if not self._on_probation(plan, reuse):
+                self._failed(plan, str(error), "salted", with_handle=reuse.carries_handle)
+                if reuse.carries_handle:
+                    self.custody.tell(Outcome.FAILED, reuse.tokens, Reason.MISMATCH)
+                known = self._as_known(self.situation.prefills)
+                self.situation = replace(self.situation, cold_reason=Reason.MISMATCH, prefills=known)
+                if not on_probation:
                     self._taint(plan.prefill)
             except PrefillFailed as error:
                 last = error
                 self._after_failure(plan, reuse, error, attempt)
             else:
                 self.record.prefill_s = self.context.now() - started_s
-                if plan.verify is Verify.ROUTER and reuse.tokens:
+                if plan.verify is Verify.ROUTER and reuse.tokens and not self._mistrusts():
                     self.context.doubts.agree(self._kind_of_prompt(plan))
                 return self._ended(plan, reuse, prefilled), prefilled
         raise errors.UpstreamBroken(f"no prefill leg succeeded: {last}")
@@ -101,12 +103,14 @@ class Prefilling:
     def _kind_of_prompt(self, plan: Plan) -> Hashable:
         node, request = plan.prefill, self.record.request
         process = self._process(node) if node is not None else None
-        return (node.origin if node else "", process, request.path, request.model, self.situation.shape)
+        return (node.origin if node else "", process, request.path, request.model, hash(self.situation.shape))
 
-    def _salt(self, plan: Plan, reuse: Reuse) -> str | None:
-        """The salt of both legs, where a prefix cache is not to be trusted, or is not to be put at risk."""
-        if self._on_probation(plan, reuse):
-            return secrets.token_hex(16)
+    def _mistrusts(self) -> bool:
+        """Whether the model's prompts are read otherwise than rendered, be it past the tokens in use."""
+        return self.context.doubts.mistrusts(self.record.request.model, self.context.now())
+
+    def _taint_salt(self, plan: Plan) -> str | None:
+        """The salt of both legs where the prefix cache of either node is not to be trusted."""
         nodes = (plan.prefill, plan.decode)
         salts = (self.context.doubts.salt(node.origin, self._process(node)) for node in nodes if node)
         return next((salt for salt in salts if salt is not None), None)
@@ -119,11 +123,10 @@ class Prefilling:
         """The engine process that is known to be behind a node *now*.
 
         A plan's own node may be older than what this very turn has learned: the leg that went wrong may have
-        been the first that a new process answered. Ranks of one process (``..._dp<rank>``) are one.
+        been the first that a new process answered.
         """
         known = self.context.fleet.snapshot.get(node.key)
-        engine_id = known.engine.engine_id if known is not None else None
-        return None if engine_id is None else engine_id.partition("_dp")[0]
+        return process_of(known.engine.engine_id) if known is not None else None
 
     def _plan(self, last: Exception | None) -> Plan:
         found = self.situation.found
@@ -160,7 +163,6 @@ class Prefilling:
         if plan.reason in _USELESS:
             self.custody.dropped(plan.reason)
         elif self.custody.superseded and plan.reason in _RELEASABLE:
-            self.custody.tell(Outcome.RELEASED, handle.tokens, plan.reason)
             return release_along(handle)
         return Reuse()
 
@@ -171,7 +173,7 @@ class Prefilling:
             overdue = isinstance(error.cause, TimedOut)
             self._failed(plan, str(error), "cold_retry", with_handle=True)
             self.custody.tell(Outcome.FAILED, reuse.tokens, "overdue" if overdue else "failed")
-            if plan.handle is not None:
+            if plan.handle is not None and not isinstance(error.cause, Stale):
                 self.context.doubts.cool(key, plan.handle.decode, self.context.now())
             self.go_cold()
             return

@@ -1,8 +1,10 @@
 """The way of one turn: find, plan, verify, prefill leg, decode leg, remember.
 
 Whatever happens to a handle, the worst outcome is a cold turn: before the first byte went to the client, a
-prefill leg that failed with a handle is run again without one. Nothing is run again that could run twice on
-a decode node. The caller cancels the task of a turn whose client has left; every open leg then closes.
+prefill leg that failed with a handle is run again without one. Nothing is run again that a decode node has
+begun to answer, or broke off: it could run twice. The one exception is a reused connection that was closed
+without a byte, as engines close idle ones. The caller cancels the task of a turn whose client has left; every
+open leg then closes.
 """
 
 import asyncio
@@ -42,7 +44,8 @@ class Relay:
     async def run(self, request: Request, tenant: bytes | None, client: Client) -> None:
         """Run one turn to its end. ``tenant`` is None for a caller whose identity is in doubt: no reuse.
 
-        Raises CancelledError, after everything is closed and given back, and nothing else.
+        Raises CancelledError, after everything is closed and given back, and whatever a fault of the router's
+        own raises: nothing is sent to the client then.
         """
         record = Record(request, self.context.now, self.context.now())
         try:
@@ -51,6 +54,8 @@ class Relay:
         except asyncio.CancelledError as cancelled:
             if cancelled.args == (STOPPING,):
                 record.ended(EndedBy.ROUTER, f"{STOPPING}, in phase {record.phase}")
+                if not client.started:
+                    record.status = errors.ERROR_ROWS[errors.NoCapacity].status  # as the route tells it
             else:
                 record.ended(EndedBy.CLIENT, f"left in phase {record.phase}")
             raise
@@ -62,6 +67,11 @@ class Relay:
             record.ended(EndedBy.ROUTER if ours else EndedBy.FAULT, error.message)
             record.status = errors.error_row(error).status
             await client.whole(record.status, errors.error_headers(error), errors.openai_error(error))
+        except Exception as error:
+            record.ended(EndedBy.FAULT, f"the router failed: {type(error).__name__}")
+            if not client.started:
+                record.status = errors.ERROR_ROWS[errors.InternalError].status  # as the route tells it
+            raise
         finally:
             self.context.facts.publish(record.fact())
 
@@ -101,10 +111,10 @@ class _Turn:
         remembers = self._remembers(lineage)
         found, cold_reason = await self._find(lineage) if remembers else (None, self._why_not())
         custody = Custody(found, self.context.ledger, self.context.facts)
-        memory = Memory(self.context, self.request, lineage if remembers else None, custody)
-        first = Prefilling(self.context, self._situation(lineage, found, cold_reason), custody, self.record)
         try:
-            await self._legs(first, memory)
+            memory = Memory(self.context, self.request, lineage if remembers else None, custody)
+            situation = self._situation(lineage, found, cold_reason)
+            await self._legs(Prefilling(self.context, situation, custody, self.record), memory)
         finally:
             await custody.close()
 
@@ -154,16 +164,18 @@ class _Turn:
         try:
             await self._decode(first, memory, plan, prefilled)
         except (Stale, _LeaseOver) as error:
-            self._decode_failed(plan, str(error), "prefill_again")
+            self._decode_failed(str(error), "prefill_again")
             # D may have seen P's params and freed its blocks: they do not serve a second attempt.
             first.go_cold()
             plan, prefilled = await first.run()
             try:
                 await self._decode(first, memory, plan, prefilled)
             except Stale as again:
-                raise told("decode", plan.decode.key, again) from again
+                self._decode_failed(str(again), "fail")
+                raise told("decode", self.record.decode, again) from again
             except _LeaseOver as again:
-                raise errors.UpstreamTimeout(f"decode node {plan.decode.key}: {again}") from again
+                self._decode_failed(str(again), "fail")
+                raise errors.UpstreamTimeout(f"decode node {self.record.decode}: {again}") from again
 
     async def _decode(
         self, first: Prefilling, memory: Memory, plan: Plan, prefilled: Prefilled | None
@@ -180,7 +192,7 @@ class _Turn:
                 await leg.run()
                 return
             except NeverSent as error:
-                self._decode_failed(plan, str(error), "other_node")
+                self._decode_failed(str(error), "other_node")
                 first.exclude(key)
                 other = choose(first.situation)
                 if other is None:
@@ -190,10 +202,10 @@ class _Turn:
             except Stale:
                 raise
             except UpstreamError as error:
-                self._decode_failed(plan, str(error), "fail")
+                self._decode_failed(str(error), "fail")
                 raise told("decode", key, error) from error
             except DecodeFailed as error:
-                self._decode_failed(plan, str(error), "fail")
+                self._decode_failed(str(error), "fail")
                 raise answered("decode", key, error.answer, str(error)) from error
         raise errors.UpstreamBroken("no decode node could be reached")
 
@@ -205,9 +217,11 @@ class _Turn:
                 f"the prefill node's lease of {lease_s:g} s passed before the decode leg was sent"
             )
 
-    def _decode_failed(self, plan: Plan, why: str, action: str) -> None:
+    def _decode_failed(self, why: str, action: str) -> None:
+        """Tell of a leg to the decode node of the plan in force, which may be another than the first."""
+        node = self.record.decode
         self.context.facts.publish(
-            LegFailed(self.request.turn_id, "decode", plan.decode.key, why, with_handle=False, action=action)
+            LegFailed(self.request.turn_id, "decode", node, why, with_handle=False, action=action)
         )
 
     def _explain(self, plan: Plan, prefilled: Prefilled | None) -> tuple[tuple[str, str], ...]:

@@ -104,6 +104,15 @@ def _wanted(members: Mapping[str, msgspec.Raw], name: str) -> bool:
     return _present(members, name) and small(members, name) is not False
 
 
+_CLIENT_ID_CHARS: Final = 256
+
+
+def client_id(headers: Mapping[str, str], turn_id: str) -> str:
+    """The client's ``x-request-id``, made safe for headers and logs; ours where it gave none."""
+    given = headers.get("x-request-id", "")
+    return "".join(c for c in given if c.isascii() and c.isprintable())[:_CLIENT_ID_CHARS] or turn_id
+
+
 _CONVERSATION_HEADERS: Final = (
     "x-session-id",
     "x-conversation-id",
@@ -172,7 +181,6 @@ def read_request(
         wants_token_ids=flag(members, "return_token_ids"),
         unsplit=unsplit_reason(endpoint, members),
         turn_id=turn_id,
-        client_id="".join(c for c in by_name.get("x-request-id", "") if c.isascii() and c.isprintable())[:256]
-        or turn_id,
+        client_id=client_id(by_name, turn_id),
         conversation=conversation_hint(by_name, given),
     )

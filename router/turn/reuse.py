@@ -17,7 +17,8 @@ from router.turn.legs import engine_headers
 from router.turn.plan import Plan, Reason, Situation, Verify, proof_limit
 from router.turn.record import Record
 
-_NO_RENDER_STATUS = frozenset({401, 403, 404, 405, 501})
+_NO_RENDER_STATUS = frozenset({403, 404, 405, 501})
+"""What an engine answers that has no such route. Not 401: that speaks of one caller, not of the engine."""
 _OK = 200
 
 
@@ -30,6 +31,8 @@ class Reuse:
     whole: bool = False
     expected: Digests | None = None
     """The prompt as it was rendered for the comparison; P has to have read the same."""
+    released_tokens: int = 0
+    """Of a handle that only rides along to be freed: how many tokens D held for it."""
 
     @property
     def carries_handle(self) -> bool:
@@ -118,4 +121,4 @@ async def _ask(context: Context, record: Record, node: Node, ask: render.Render)
 
 def release_along(handle: Handle) -> Reuse:
     """Send a handle that is of no use along with a cold leg, so that D frees its blocks."""
-    return Reuse(nixl.released(handle.params))
+    return Reuse(nixl.released(handle.params), released_tokens=handle.tokens)

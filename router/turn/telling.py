@@ -17,7 +17,7 @@ def told(role: str, node: str, error: UpstreamError) -> errors.RequestError:
 
 def answered(role: str, node: str, answer: Answer | None, why: str) -> Exception:
     """An engine's server error: its own answer, if that is an error in OpenAI's shape, else a 502."""
-    if answer is not None and answer.status >= 500 and _is_openai_error(answer.body):
+    if answer is not None and 500 <= answer.status < 600 and _is_openai_error(answer.body):
         return Refused(role, node, answer)
     return errors.UpstreamBroken(f"{role} node {node}: {why}")
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -25,13 +25,13 @@ Rule = Callable[[str, Call], Answer | None]
 """An answer in an engine's place, by its origin and the call; None for the engine's own."""
 
 
-def nothing_at(*paths: str, origin: str = "") -> Rule:
-    """404 at these paths, of one engine or of all."""
+def _the_engines_own(_: str, __: Call) -> Answer | None:
+    return None
 
-    def rule(asked: str, call: Call) -> Answer | None:
-        return Answer(404, (), b"") if call.path in paths and asked.startswith(origin) else None
 
-    return rule
+def nothing_at(*paths: str) -> Rule:
+    """404 at these paths."""
+    return lambda _, call: Answer(404, (), b"") if call.path in paths else None
 
 
 def always(path: str, body: bytes) -> Rule:
@@ -41,9 +41,8 @@ def always(path: str, body: bytes) -> Rule:
 class Altered:
     """The HTTP client, with some answers replaced and some origins standing for others."""
 
-    def __init__(self, rule: Rule = lambda *_: None, aliases: dict[str, str] | None = None) -> None:
-        self._client, self._rule = AiohttpUpstream(), rule
-        self.aliases = dict(aliases or {})
+    def __init__(self, rule: Rule, aliases: Mapping[str, str]) -> None:
+        self._client, self._rule, self.aliases = AiohttpUpstream(), rule, aliases
 
     async def send(self, origin: str, call: Call) -> Answer:
         answer = self._rule(origin, call)
@@ -90,7 +89,8 @@ class Pools:
 
     prefills: list[SimServer]
     decodes: list[SimServer]
-    upstream: Altered = field(default_factory=Altered)
+    rule: Rule = _the_engines_own
+    aliases: dict[str, str] = field(default_factory=dict)
 
     @property
     def p(self) -> SimServer:
@@ -110,7 +110,7 @@ class Pools:
 
     async def check(self, **changes: Any) -> Checked:
         """Check the pool; it must not have sent anything that an engine stumbles over."""
-        findings = await check(self.asked(**changes), upstream=self.upstream)
+        findings = await check(self.asked(**changes), upstream=Altered(self.rule, self.aliases))
         for server in (*self.prefills, *self.decodes):
             assert_harmless(server)
         return Checked(findings)
@@ -137,12 +137,13 @@ async def pools(
 ) -> AsyncIterator[Pools]:
     """Engines on free ports."""
     async with AsyncExitStack() as stack:
-        sides: list[list[SimServer]] = []
-        for side in (prefill, decode):
-            configs = [side] if isinstance(side, EngineConfig) else side
-            servers = [one if isinstance(one, SimServer) else SimServer(one) for one in configs]
-            sides.append([await stack.enter_async_context(server) for server in servers])
-        yield Pools(*sides)
+
+        async def start(side: EngineConfig | Sequence[SimServer | EngineConfig]) -> list[SimServer]:
+            wanted = [side] if isinstance(side, EngineConfig) else side
+            servers = [one if isinstance(one, SimServer) else SimServer(one) for one in wanted]
+            return [await stack.enter_async_context(server) for server in servers]
+
+        yield Pools(await start(prefill), await start(decode))
 
 
 def dead_origin() -> str:

@@ -1,10 +1,11 @@
-"""The check against simulated engines, over sockets: each row as it is when all is well, and when it is not."""
+"""The check against simulated engines, over sockets: each row when all is well, and when it is not."""
 
 import asyncio
 from dataclasses import replace
 
 import pytest
 
+from router.check import pair
 from router.check.findings import Verdict
 from router.engines.upstream import Answer, Call
 from router.sim.config import EngineConfig
@@ -17,7 +18,6 @@ from tests.check.pools import (
     STOCK_32,
     STOCK_33,
     TTL_SET,
-    Altered,
     Pools,
     always,
     dead_origin,
@@ -238,7 +238,7 @@ async def test_different_block_sizes_are_a_warning_where_p_has_none() -> None:
 
 async def test_without_metrics_the_handle_goes_whole() -> None:
     async with pools(STOCK_33, STOCK_33) as pool:
-        pool.upstream = Altered(nothing_at("/metrics"))
+        pool.rule = nothing_at("/metrics")
         found = await pool.check()
         assert [row.verdict for row in found.rows("block_size")] == [WARNING, WARNING]
         assert found.verdicts("block_size") == {"block_sizes": SKIPPED, "release": SKIPPED}
@@ -257,7 +257,7 @@ async def test_a_dead_node_is_a_finding_and_the_others_are_checked() -> None:
 
 async def test_a_loopback_side_channel_between_two_machines_is_an_error() -> None:
     async with pools(STOCK_33, STOCK_33) as pool:
-        pool.upstream = Altered(aliases={"http://p.example:8100": pool.p.origin})
+        pool.aliases = {"http://p.example:8100": pool.p.origin}
         found = await pool.check(prefill=["http://p.example:8100"])
         assert found.verdicts() == {"side_channel": ERROR}
         assert "VLLM_NIXL_SIDE_CHANNEL_HOST" in found.row("side_channel").advice
@@ -274,12 +274,11 @@ async def test_fixed_engine_ids_are_a_warning_and_shared_ones_an_error() -> None
 async def test_handles_without_an_end_need_the_ttl() -> None:
     old = replace(STOCK_33, expiry_field=False)
     async with pools(old, old) as pool:
-        pool.upstream = Altered(always("/version", b'{"version":"0.25.1"}'))
+        pool.rule = always("/version", b'{"version":"0.25.1"}')
         found = await pool.check()
         assert found.verdict("ttl") is WARNING
         assert "decode_ttl_s" in found.row("ttl").advice
         assert [row.verdict for row in found.rows("version")] == [WARNING, WARNING]
-        pool.upstream = Altered(always("/version", b'{"version":"0.25.1"}'))
         again = await pool.check(assumed=TTL_SET)
         assert "as you say" in again.row("ttl").seen
         assert [row.verdict for row in again.rows("version")] == [OK, OK]
@@ -288,23 +287,23 @@ async def test_handles_without_an_end_need_the_ttl() -> None:
 async def test_router_mode_needs_a_route_that_tells_tokens() -> None:
     routes = ("/tokenize", "/v1/chat/completions/render")
     async with pools(STOCK_33, STOCK_33) as pool:
-        pool.upstream = Altered(nothing_at(*routes))
+        pool.rule = nothing_at(*routes)
         assert (await pool.check()).verdicts() == {"prompt_tokens": ERROR}
 
         def lies(_: str, call: Call) -> Answer | None:
             return Answer(200, (), b'{"tokens":[1,2,3]}') if call.path == "/tokenize" else None
 
-        pool.upstream = Altered(lies)
+        pool.rule = lies
         assert "other tokens" in (await pool.check()).row("prompt_tokens").seen
     async with pools(PLUGIN_32, PLUGIN_32) as pool:
-        pool.upstream = Altered(nothing_at(*routes))
+        pool.rule = nothing_at(*routes)
         assert (await pool.check()).verdicts() == {}
 
 
 async def test_a_model_without_a_chat_template_is_checked_by_completions() -> None:
     async with pools(STOCK_33, STOCK_33) as pool:
         refused = Answer(400, (), b'{"error":{"message":"no chat template","code":400}}')
-        pool.upstream = Altered(lambda _, call: refused if "/chat/" in call.path else None)
+        pool.rule = lambda _, call: refused if "/chat/" in call.path else None
         assert (await pool.check()).verdicts() == {}
 
 
@@ -315,8 +314,10 @@ class _Deaf(HttpFabric):
         return
 
 
-async def test_a_release_that_frees_nothing_is_a_warning() -> None:
+async def test_a_release_that_frees_nothing_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair, "RELEASE_WAIT_S", 0.3)
     deaf = SimServer(STOCK_33, fabric=_Deaf())
+    deaf.engine.address = ("127.0.0.1", deaf.port)
     async with pools([deaf], [STOCK_33]) as pool:
         found = await pool.check()
         assert found.verdicts() == {"release": WARNING}

@@ -14,7 +14,7 @@ import sys
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,6 +44,9 @@ Message = dict[str, Any]
 
 STOCK_33: Final = EngineConfig(version="0.33.0")
 """The oldest engine whose streams carry handles without the plugin."""
+
+NO_CACHE_P: Final = replace(STOCK_33, prefix_cache=False)
+"""A P whose own cache hides nothing: what is reused was pulled."""
 
 KEEPS_REASONING: Final = TemplateOptions(strip_reasoning=False)
 
@@ -350,3 +353,31 @@ def events(raw: bytes) -> list[Any]:
             data = block.removeprefix("data: ")
             found.append(data if data == "[DONE]" else json.loads(data))
     return found
+
+
+def error_of(answer: httpx.Response) -> dict[str, Any]:
+    """The error of an answer in OpenAI's shape, with its status. Raises AssertionError."""
+    assert answer.headers["content-type"] == "application/json"
+    (error,) = answer.json().values()
+    assert set(error) == {"message", "type", "param", "code"}
+    return {**error, "status": answer.status_code}
+
+
+async def second_turn(pool: HttpPool, text: str = "hello") -> Body:
+    """A conversation whose first turn left a handle; its second turn."""
+    body = opening(text)
+    return continued(body, await pool.turn(body))
+
+
+async def alone(body: Body) -> bytes:
+    """What an engine says that nobody disturbs."""
+    async with sim_servers([NO_CACHE_P]) as (server,), direct_client(server.origin) as http:
+        return comparable((await http.post(CHAT, json=body)).content)
+
+
+async def assert_right(pool: HttpPool, answer: httpx.Response, body: Body) -> None:
+    """The client has the answer of an undisturbed engine. Raises AssertionError."""
+    assert answer.status_code == 200, answer.text
+    assert comparable(answer.content) == await alone(body)
+    await pool.idle()
+    pool.sound()

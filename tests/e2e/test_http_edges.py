@@ -1,19 +1,11 @@
-"""The edges of the front: bodies and paths that are not for it, callers, probes, and the end."""
+"""The edges of the front: bodies and paths that are not for it, callers, models, probes and metrics."""
 
-import asyncio
 import json
-import signal
-import socket
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
 from router.sim.config import EngineConfig
-from router.sim.profiles import Profile
 from tests.e2e.http_pool import (
     CHAT,
     COMPLETIONS,
@@ -22,26 +14,16 @@ from tests.e2e.http_pool import (
     carries_handle,
     continued,
     direct_client,
+    error_of,
     events,
     http_pool,
     legs,
     opening,
     router_at,
-    router_process,
     samples,
-    sim_servers,
-    until,
 )
 
 JSON = {"content-type": "application/json"}
-
-
-def error_of(answer: httpx.Response) -> dict[str, Any]:
-    """The error of an answer in OpenAI's shape, with its status. Raises AssertionError."""
-    assert answer.headers["content-type"] == "application/json"
-    (error,) = answer.json().values()
-    assert set(error) == {"message", "type", "param", "code"}
-    return {**error, "status": answer.status_code}
 
 
 # -- bodies ----------------------------------------------------------------------------------------------
@@ -277,122 +259,6 @@ async def test_metrics_parse_and_move() -> None:
         assert await pool.metric("build_info", verify="auto") == 1
         assert "sk-" not in text
         assert pool.ended().turn_id not in text
-
-
-# -- the end ---------------------------------------------------------------------------------------------
-
-SLOW = EngineConfig(version="0.33.0", profile=Profile(output_ms_per_token=20.0))
-
-
-async def begun(http: httpx.AsyncClient, response: httpx.Response) -> AsyncIterator[bytes]:
-    """A stream that has given its first bytes."""
-    pieces = response.aiter_raw()
-    await anext(pieces)
-    return pieces
-
-
-async def test_a_stop_lets_streams_finish_and_takes_nothing_new() -> None:
-    async with (
-        sim_servers([SLOW, SLOW]) as (p, d),
-        router_process([p.origin], [d.origin]) as (process, origin),
-        direct_client(origin) as http,
-    ):
-        body = opening(stream=True, min_tokens=40, max_tokens=40)
-        async with http.stream("POST", CHAT, json=body) as response:
-            pieces = await begun(http, response)
-            process.send_signal(signal.SIGTERM)
-            raw = b"".join([piece async for piece in pieces])
-            assert events(b"data: 1\n\n" + raw.partition(b"\n\n")[2])[-1] == "[DONE]"
-            assert b'"error"' not in raw
-        assert await asyncio.wait_for(process.wait(), 30) in (0, -signal.SIGTERM)
-        assert not d.engine.aborts
-        with pytest.raises(httpx.TransportError):
-            await http.get("/ready")
-
-
-async def test_a_stop_is_told_on_open_connections_at_once() -> None:
-    async with (
-        sim_servers([SLOW, SLOW]) as (p, d),
-        router_process([p.origin], [d.origin]) as (process, origin),
-        direct_client(origin) as http,
-        http.stream("POST", CHAT, json=opening(stream=True, min_tokens=100, max_tokens=100)) as response,
-    ):
-        await begun(http, response)
-        process.send_signal(signal.SIGTERM)
-        answer = None
-        for _ in range(500):
-            try:
-                answer = await http.get("/ready")
-            except httpx.TransportError:
-                break  # nobody listens any more: as clear
-            if answer.status_code == 503:
-                assert answer.json()["status"] == "draining"
-                break
-            await asyncio.sleep(0.01)
-        else:
-            raise AssertionError("still ready")
-        process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(process.wait(), 30) in (0, -signal.SIGTERM), "a second signal ends it"
-        await until(lambda: bool(d.engine.aborts), "the engine's abort")
-
-
-async def test_a_stream_that_does_not_end_in_time_ends_in_an_error_event() -> None:
-    async with (
-        sim_servers([SLOW, SLOW]) as (p, d),
-        router_process([p.origin], [d.origin], "--drain-s", "1") as (process, origin),
-        direct_client(origin) as http,
-    ):
-        long: dict[str, Any] = {"min_tokens": 2_000, "max_tokens": 2_000}
-        whole = asyncio.create_task(http.post(CHAT, json=opening(**long)))
-        async with http.stream("POST", CHAT, json=opening(stream=True, **long)) as response:
-            pieces = await begun(http, response)
-            await until(lambda: len(d.engine.running) == 2, "both")
-            process.send_signal(signal.SIGTERM)
-            raw = b"".join([piece async for piece in pieces])
-        *_, error, done = events(b"data: 1\n\n" + raw.partition(b"\n\n")[2])
-        assert "stopping" in error["error"]["message"]
-        assert done == "[DONE]"
-        assert error_of(await whole)["status"] == 503
-        await asyncio.wait_for(process.wait(), 30)
-        await until(lambda: len(d.engine.aborts) == 2, "the aborts")
-
-
-async def run(*argv: str) -> tuple[int | None, str]:
-    """``boomerang`` with these arguments: its exit status, and what it says on standard error."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "router", *argv),
-        stderr=asyncio.subprocess.PIPE,
-        env={},
-        cwd=Path(__file__).parent.parent.parent,
-    )
-    _, told = await asyncio.wait_for(process.communicate(), 60)
-    return process.returncode, told.decode()
-
-
-async def test_wrong_settings_are_one_line_that_names_them() -> None:
-    pools = ("--prefill", "http://127.0.0.1:1", "--decode", "http://127.0.0.1:2")
-    for flags, named in (
-        ((), "--prefill"),
-        ((*pools, "--verify", "maybe"), "--verify"),
-        ((*pools, "--pull-timeout-s", "0"), "--pull-timeout-s"),
-        ((*pools, "--store", "redis://x"), "--store"),
-    ):
-        status, told = await run("serve", *flags)
-        assert status == 2, told
-        assert named in told
-        assert told.count("\n") == 1, told
-        assert "Traceback" not in told
-
-
-async def test_a_port_that_is_taken_is_told_and_fails() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        status, told = await run(
-            "serve", "--prefill", "http://127.0.0.1:1", "--decode", "http://127.0.0.1:2", "--port", port
-        )
-    assert status not in (0, None)
-    assert "address already in use" in told
-    assert "Traceback" not in told
 
 
 async def test_two_routers_in_one_process_do_not_mix() -> None:

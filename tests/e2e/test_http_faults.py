@@ -1,126 +1,36 @@
 """What goes wrong with engines, and what a client gets: its answer, an engine's refusal, or a clear error."""
 
 import asyncio
-import json
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
-import httpx
 import pytest
 
 from router.app import build
-from router.sim.record import Corruption, Received
+from router.engines.upstream import Call
 from tests.e2e.http_pool import (
     CHAT,
     STOCK_33,
-    Body,
-    HttpPool,
+    alone,
+    assert_right,
     carries_handle,
     comparable,
     continued,
     direct_client,
+    error_of,
     fault,
     http_pool,
     legs,
     opening,
     router_at,
+    second_turn,
     serving,
     settings_for,
     sim_servers,
     total,
 )
 from tests.engines.scripted import Peer, closed_port, engine
-
-NO_CACHE_P = replace(STOCK_33, prefix_cache=False)
-"""A P whose own cache hides nothing: what is reused was pulled."""
-
-
-async def second_turn(pool: HttpPool, text: str = "hello") -> Body:
-    """A conversation whose first turn left a handle; its second turn."""
-    body = opening(text)
-    return continued(body, await pool.turn(body))
-
-
-async def alone(body: Body) -> bytes:
-    """What an engine says that nobody disturbs."""
-    async with sim_servers([NO_CACHE_P]) as (server,), direct_client(server.origin) as http:
-        return comparable((await http.post(CHAT, json=body)).content)
-
-
-async def assert_right(pool: HttpPool, answer: httpx.Response, body: Body) -> None:
-    """The client has the answer of an undisturbed engine. Raises AssertionError."""
-    assert answer.status_code == 200, answer.text
-    assert comparable(answer.content) == await alone(body)
-    await pool.idle()
-    pool.sound()
-
-
-def error_of(answer: httpx.Response) -> dict[str, Any]:
-    """The error of an answer in OpenAI's shape. Raises AssertionError."""
-    assert answer.headers["content-type"] == "application/json"
-    (error,) = answer.json().values()
-    assert set(error) == {"message", "type", "param", "code"}
-    found: dict[str, Any] = error
-    return found
-
-
-# -- a prefill leg that carried a handle: once more, cold ------------------------------------------------
-
-
-async def test_an_expired_handle_is_a_cold_turn() -> None:
-    """T4: P refuses from 5 s before D's own end on, which is sooner than the router was told."""
-    async with http_pool(prefill=[NO_CACHE_P], decode=[replace(STOCK_33, ttl_s=5.05)]) as pool:
-        second = await second_turn(pool)
-        await asyncio.sleep(0.1)
-        answer = await pool.chat(second)
-        await assert_right(pool, answer, second)
-        assert (answer.headers["x-boomerang-plan"], answer.headers["x-boomerang-reason"]) == ("cold", "retry")
-        assert list(map(carries_handle, legs(pool.p))) == [False, True, False]
-        assert await pool.metric("leg_failures_total", action="cold_retry", with_handle="yes") == 1
-        assert await pool.metric("handles_total", outcome="failed", detail="failed") == 1
-
-
-async def test_a_restarted_decode_node_is_a_cold_turn() -> None:
-    async with http_pool(prefill=[NO_CACHE_P]) as pool:
-        second = await second_turn(pool)
-        pool.d.engine.restart()
-        await assert_right(pool, await pool.chat(second), second)
-
-
-@pytest.mark.parametrize(
-    "script", [{"status": 500}, {"status": 503}, {"cut_after_chunks": 0}, {"finish_reason": "abort"}]
-)
-async def test_a_prefill_leg_that_fails_with_a_handle_goes_cold_and_the_pair_cools(
-    script: dict[str, Any],
-) -> None:
-    async with http_pool(prefill=[NO_CACHE_P]) as pool:
-        second = await second_turn(pool)
-        fault(pool.p, with_handle=True, **script)
-        answer = await pool.chat(second)
-        await assert_right(pool, answer, second)
-        third = continued(second, answer.json())
-        again = await pool.chat(third)
-        assert again.headers["x-boomerang-reason"] == "pair_cooling"
-        await assert_right(pool, again, third)
-        (pair,) = (await pool.http.get("/health")).json()["pairs"]
-        assert pair["verify"] == "off"
-
-
-async def test_a_prefill_node_that_hangs_on_handles_costs_one_time_out() -> None:
-    """T7: without bidirectional transfer P waits for ever for tokens that nobody loads."""
-    one_way = replace(NO_CACHE_P, bidirectional=False)
-    async with http_pool(prefill=[one_way], pull_timeout_s=0.3) as pool:
-        second = await second_turn(pool)
-        answer = await pool.chat(second)
-        await assert_right(pool, answer, second)
-        assert answer.headers["x-boomerang-reason"] == "retry"
-        assert await pool.metric("handles_total", outcome="failed", detail="overdue") == 1
-        assert pool.p.engine.aborts, "the hanging leg was closed"
-        third = continued(second, answer.json())
-        await assert_right(pool, await pool.chat(third), third)
-        assert sum(map(carries_handle, legs(pool.p))) == 1
-
 
 # -- what passes unchanged -------------------------------------------------------------------------------
 
@@ -244,7 +154,8 @@ async def test_without_a_node_nothing_is_sent_and_the_client_may_try_again() -> 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 async def test_an_engine_that_never_answers_is_a_504(role: str, stream: bool) -> None:
-    limits: dict[str, Any] = {"prefill_timeout_s": 0.3, "decode_timeout_s": 0.3, "first_token_timeout_s": 0.3}
+    names = ("prefill_timeout_s",) if role == "prefill" else ("decode_timeout_s", "first_token_timeout_s")
+    limits: dict[str, Any] = dict.fromkeys(names, 0.3)
     async with http_pool(**limits) as pool:
         fault(pool.p if role == "prefill" else pool.d, leg=role, hang=True)
         answer = await pool.chat(opening(stream=stream))
@@ -356,60 +267,30 @@ async def test_a_pushing_connector_is_refused_for_reuse_and_says_so() -> None:
         assert health["pairs"][0]["reason"] == "the connector is in push mode"
 
 
-# -- a prompt that is read otherwise than it was verified ------------------------------------------------
-
-
-async def test_a_prompt_that_was_read_otherwise_is_computed_again_under_a_salt() -> None:
-    """``/tokenize`` said that the prompt goes on as D's tokens do; P read another one; its KV is wrong."""
-    async with http_pool(
-        replace(NO_CACHE_P, retokenise=1.0), prefill=[replace(STOCK_33, retokenise=1.0)]
-    ) as pool:
-        body = opening(return_token_ids=True)
-        first = await pool.turn(body)
-        held = [*first["prompt_token_ids"], *first["choices"][0]["token_ids"][:-1]]
-        second = continued(body, first, "and then? " * 40)
-        lie = json.dumps({"tokens": [*held, *range(1 << 30, (1 << 30) + 40)]})
-        fault(pool.p, path="/tokenize", status=200, body=lie)
-        answer = await pool.chat(second)
-        assert {record.kind for record in pool.p.engine.corruptions} == {Corruption.FOREIGN_KV}
-        pool.p.engine.corruptions.clear()  # what P read before anybody could know; nothing may follow from it
-        await assert_salted(pool, answer, second)
-        assert answer.headers["x-boomerang-reason"] == "mismatch"
-        assert await pool.metric("prompt_mismatches_total") == 1
-        assert await pool.metric("leg_failures_total", action="salted") == 1
-        assert [one.body.get("cache_salt") is not None for one in legs(pool.p)] == [False, False, True]
-        assert len(legs(pool.d)) == 2, "no decode leg of what P read wrongly"
-        third = continued(second, answer.json())
-        reasons = []
-        for later in (third, second, opening("somebody else's", return_token_ids=True)):
-            answer = await pool.chat(later)
-            await assert_salted(pool, answer, later)
-            reasons.append(answer.headers["x-boomerang-reason"])
-        assert reasons[0] == "model_mistrusted"
-        assert not [one for one in legs(pool.p)[3:] if reads_a_handle(one)], "the model gets no reuse for now"
-        assert await pool.metric("handles_total", outcome="released", detail="model_mistrusted") == 1
-
-
-def reads_a_handle(received: Received) -> bool:
-    """Whether P is given a handle to read, and not only to let D free it."""
-    return carries_handle(received) and received.body["kv_transfer_params"]["remote_num_tokens"] > 0
-
-
-async def assert_salted(pool: HttpPool, answer: httpx.Response, body: Body) -> None:
-    """The answer is right, and both its legs carried the same salt of the router's."""
-    assert answer.status_code == 200
-    async with (
-        sim_servers([replace(NO_CACHE_P, retokenise=1.0)]) as (server,),
-        direct_client(server.origin) as http,
-    ):
-        assert comparable(answer.content) == comparable((await http.post(CHAT, json=body)).content)
-    salts = {legs(server)[-1].body.get("cache_salt") for server in pool.engines}
-    assert len(salts) == 1
-    assert None not in salts
-    pool.sound()
-
-
 # -- idle connections ------------------------------------------------------------------------------------
+
+
+async def test_a_retry_does_not_meet_the_next_stale_connection() -> None:
+    """A P that takes one request for each connection, and closes at the next without a byte."""
+    choice = b'{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"length"}'
+
+    async def one_request(peer: Peer) -> None:
+        request = await peer.request()
+        await peer.answer(b'{"choices":[' + choice + b"]}" if request.line.startswith("POST") else b"")
+        await peer.request()
+
+    async with (
+        engine(one_request) as p,
+        sim_servers([STOCK_33]) as (d,),
+        router_at([p.origin], [d.origin]) as (router, origin),
+        direct_client(origin) as http,
+    ):
+        for number in range(5):
+            asks = (router.context.upstream.send(p.origin, Call("GET", "/x")) for _ in range(6))
+            await asyncio.gather(*asks, return_exceptions=True)  # so many connections now lie idle
+            assert (await http.post(CHAT, json=opening(f"{number}"))).status_code == 200
+        metrics = (await http.get("/metrics")).text
+        assert total(metrics, "boomerang_leg_failures_total", role="prefill", action="retry") == 5
 
 
 async def test_connections_that_engines_close_when_idle_cost_no_turn() -> None:

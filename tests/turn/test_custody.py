@@ -79,8 +79,20 @@ async def test_what_was_sent_is_gone() -> None:
     custody.sent()
     assert held(custody) is None
     await custody.close()
-    assert heard == [], "what became of it is told by who sent it"
+    assert heard == [HandleFact(Outcome.LOST, "d1", 300, "leg_ended")], "as nobody told what became of it"
     assert (await take(ledger)).handle is None
+
+
+async def test_what_became_of_it_is_told_once_by_who_sent_it() -> None:
+    ledger = await a_ledger()
+    facts, heard = listening()
+    custody = Custody(await take(ledger), ledger, facts)
+    custody.sent()
+    custody.tell(Outcome.FAILED, 300, "overdue")
+    custody.returned()
+    assert held(custody) is None, "its course is over"
+    await custody.close()
+    assert heard == [HandleFact(Outcome.FAILED, "d1", 300, "overdue")]
 
 
 async def test_what_turned_out_not_to_be_sent_may_be_sent_again_or_given_back() -> None:

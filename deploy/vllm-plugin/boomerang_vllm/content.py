@@ -42,11 +42,11 @@ def origin(request: Any) -> bytes:
     return root(f"lora:{lora.lora_name}\0{lora.lora_path}".encode())
 
 
-def tokens(request: Any, count: int, *, start: int = 0) -> Sequence[int]:
-    """The ids from ``start`` to ``count``. Raises NotAStamp where ids are not what the KV was made of."""
+def tokens(request: Any) -> Sequence[int]:
+    """The token ids. Raises NotAStamp where they are not what the KV was made of."""
     if getattr(request, "prompt_embeds", None) is not None:
         raise NotAStamp("the prompt has embeddings")
-    ids: Sequence[int] = request.all_token_ids[start:count]
+    ids: Sequence[int] = request.all_token_ids
     return ids
 
 

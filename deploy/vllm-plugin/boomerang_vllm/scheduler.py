@@ -114,9 +114,8 @@ class _Hooks:
             try:
                 if stamp.kind == "blocks":
                     return 0 if own.hashing is None else _proven_blocks(stamp, wire, request, own.hashing)
-                ids = content.tokens(request, min(count, stamp.tokens))
-                media = content.media(request, stamp.stride)
-                return digest.proven(stamp, ids, content.origin(request), media)
+                ids, media = content.tokens(request), content.media(request, stamp.stride)
+                return digest.proven(stamp, ids, count, content.origin(request), media)
             except (digest.NotAStamp, OverflowError):
                 return 0
 
@@ -235,9 +234,8 @@ class _Hooks:
                 more = {blocks.LAST_FIELD: last, blocks.REST_FIELD: _rest(own.hashing, request, held)}
                 return stamp.to_wire() | more
             guard.say_once("blocks", "Boomerang: block hashes are not as expected, stamping token digests")
-        ids = content.tokens(request, held)
-        media = content.media(request, digest.STRIDE_TOKENS)
-        return digest.chain(ids, content.origin(request), media).to_wire()
+        ids, media = content.tokens(request), content.media(request, digest.STRIDE_TOKENS)
+        return digest.chain(ids, held, content.origin(request), media).to_wire()
 
     def _stamps_blocks(self, hashing: blocks.Hashing, request: Any) -> bool:
         if self._settings.digests != "auto":
@@ -265,7 +263,7 @@ def _rest(hashing: blocks.Hashing, request: Any, held: int) -> str:
     """What is said of the tokens past the last full block; empty where nothing can be."""
     full = held // hashing.block_tokens
     try:
-        ids = digest.little_endian(content.tokens(request, held, start=full * hashing.block_tokens))
+        ids = digest.little_endian(content.tokens(request)[full * hashing.block_tokens : held])
         media = content.media(request, hashing.block_tokens).get(full, b"")
     except (digest.NotAStamp, OverflowError):
         return ""

@@ -17,7 +17,7 @@ HELD = list(range(500, 900))
 
 def handle(ids: list[int] | None = None, **changes: Any) -> dict[str, Any]:
     held = HELD if ids is None else ids
-    stamp = digest.chain(held, digest.root(), {}).to_wire()
+    stamp = digest.chain(held, len(held), digest.root(), {}).to_wire()
     stamp |= {"block_size": 16} | clock.stamped(480.0, NOW)
     params = {
         "do_remote_decode": True,
@@ -37,7 +37,7 @@ def decide(params: dict[str, Any], prompt: list[int], rules: Rules = RULES, now:
     return check(
         params,
         prompt_tokens=len(prompt),
-        proven=lambda stamp, wire: digest.proven(stamp, prompt, digest.root(), {}),
+        proven=lambda stamp, wire: digest.proven(stamp, prompt, len(prompt), digest.root(), {}),
         side=SIDE,
         rules=rules,
         now=now,
@@ -94,7 +94,7 @@ def test_a_node_that_cannot_read_computes() -> None:
 
 
 def test_a_released_handle_is_left_as_it_is() -> None:
-    assert decide(handle(**NOTHING), [*HELD, 1]).edits == {}
+    assert decide(handle() | NOTHING, [*HELD, 1]).edits == {}
 
 
 def test_an_expired_handle_is_dropped_and_d_is_not_told() -> None:

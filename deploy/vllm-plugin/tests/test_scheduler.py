@@ -1,14 +1,13 @@
 """The three wrapped methods together: what P would read, what D returns, and who is told."""
 
 import json
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from stand_in import BLOCK, HASHES, SCHEDULER, PullScheduler, Request, module
 
-from boomerang_vllm import scheduler
+from boomerang_vllm import check, scheduler
 from boomerang_vllm.settings import Settings
 
 PROMPT = list(range(1000, 1300))
@@ -23,7 +22,7 @@ def hashes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def make(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Schedulers with the plugin, by its settings."""
 
     def wrapped(settings: Settings | None = None, **shape: Any) -> PullScheduler:
@@ -343,7 +342,7 @@ def test_a_check_that_fails_reads_nothing(
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("a fault of the plugin")
 
-    monkeypatch.setattr(scheduler.check, "check", broken)
+    monkeypatch.setattr(check, "check", broken)
     assert prefill(p, [*PROMPT, *ANSWER, 7], handle)[0] == 0
     assert "a fault of the plugin" in caplog.text
 

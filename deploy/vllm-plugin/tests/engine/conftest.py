@@ -1,18 +1,17 @@
 """The real nodes, once for all tests. ``BOOMERANG_TEST_PREFIX_CACHE=on`` runs P with its prefix cache."""
 
-import os
 from collections.abc import Iterator
 
 import httpx
 import pytest
 from legs import Engines
-from nodes import Nodes, serve_nodes
+from nodes import PREFIX_CACHE, Nodes, serve_nodes
 
 
 @pytest.fixture(scope="session")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     logs = tmp_path_factory.mktemp("engine-logs")
-    with serve_nodes(logs, prefix_cache=os.environ.get("BOOMERANG_TEST_PREFIX_CACHE", "off")) as started:
+    with serve_nodes(logs, prefix_cache=PREFIX_CACHE) as started:
         yield started
 
 

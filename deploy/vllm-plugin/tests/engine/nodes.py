@@ -6,11 +6,16 @@ directory of its own, so that vLLM's environment stays as it was.
 """
 
 import importlib.util
+import json
 import os
 import queue
+import shutil
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
@@ -24,6 +29,8 @@ SERVE = PACKAGE.parent / "engine-cpu" / "serve.py"
 HANDLE_TTL_S = 45
 """Short, so that a test can outlive a handle; long enough for a turn on a busy machine."""
 PREFILL_LEASE_S = 120
+PREFIX_CACHE = os.environ.get("BOOMERANG_TEST_PREFIX_CACHE", "off")
+"""P's own: off shows that what P did not compute came from D."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +67,14 @@ def _free_ports(count: int) -> list[int]:
 
 def install_plugin(venv: Path, target: Path) -> None:
     """Build and install this package into ``target`` with vLLM's own Python, without the network."""
-    command = [str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
-    command += ["--no-build-isolation", "--target", str(target), str(PACKAGE)]
-    subprocess.run(command, check=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        # A build leaves files beside what it builds.
+        source = shutil.copytree(
+            PACKAGE, Path(scratch) / "source", ignore=shutil.ignore_patterns("tests", ".*")
+        )
+        command = [str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+        command += ["--no-build-isolation", "--target", str(target), str(source)]
+        subprocess.run(command, check=True, stdout=sys.stderr)
 
 
 @contextmanager
@@ -78,9 +90,15 @@ def _environment(changes: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-@contextmanager
-def serve_nodes(logs: Path, *, prefix_cache: str = "off") -> Iterator[Nodes]:
-    """Start the three nodes, and stop them again, each by its own process group."""
+def _hold(logs: Path, prefix_cache: str) -> None:
+    """Start the four nodes, say where they are, and stop them when standard input closes, at any time."""
+
+    def interrupt_at_eof() -> None:
+        sys.stdin.read()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    threading.Thread(target=interrupt_at_eof, daemon=True).start()
     serve = _serve()
     plugin = logs / "plugin"
     arguments = ["--handle-ttl-s", str(HANDLE_TTL_S), "--prefill-lease-s", str(PREFILL_LEASE_S)]
@@ -106,7 +124,34 @@ def serve_nodes(logs: Path, *, prefix_cache: str = "off") -> Iterator[Nodes]:
             started.append(serve.start(stock, "prefill"))
         for node in started:
             serve.wait_ready(node, time.monotonic() + serve.START_DEADLINE_S, queue.SimpleQueue())
-        prefill, decode, deaf_prefill, stock_prefill = (node.url for node in started)
-        yield Nodes(prefill, decode, stock_prefill, deaf_prefill, logs)
+        names = ("prefill", "decode", "deaf_prefill", "stock_prefill")
+        urls = {name: node.url for name, node in zip(names, started, strict=True)}
+        sys.stdout.write(json.dumps(urls) + "\n")
+        sys.stdout.flush()
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        pass
     finally:
         serve.stop(started)
+
+
+@contextmanager
+def serve_nodes(logs: Path, *, prefix_cache: str = "off") -> Iterator[Nodes]:
+    """The four nodes, held by a process of their own: in whatever way this one ends, they are stopped."""
+    command = [sys.executable, __file__, str(logs), prefix_cache]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        line = holder.stdout.readline()
+        assert line, f"the nodes did not start, see {logs}"
+        try:
+            yield Nodes(**json.loads(line), logs=logs)
+        finally:
+            holder.stdin.close()
+            holder.wait(120)
+
+
+if __name__ == "__main__":
+    _hold(Path(sys.argv[1]), sys.argv[2])

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from legs import COLD, Engines, Json, Leg, body, is_equal
-from nodes import HANDLE_TTL_S, Nodes
+from nodes import HANDLE_TTL_S, PREFILL_LEASE_S, PREFIX_CACHE, Nodes
 
 SYSTEM = {"role": "system", "content": "You keep the notes of a small port and answer in one line. " * 4}
 USAGE = "vllm:kv_cache_usage_perc"
@@ -36,6 +36,14 @@ def reused(leg: Leg) -> int:
 
 def verified(leg: Leg) -> Any:
     return leg.handle["boomerang"]["verified_tokens"]
+
+
+def read_from_d(leg: Leg) -> int:
+    """What was verified; and without a prefix cache of its own P has read just that."""
+    count, all_reused = verified(leg), reused(leg)
+    assert isinstance(count, int)
+    assert count == all_reused if PREFIX_CACHE == "off" else count <= all_reused
+    return count
 
 
 def check(engines: Engines, messages: list[Json], first: Leg, second: Leg) -> None:
@@ -129,9 +137,9 @@ def test_the_next_turns_reuse_what_is_held(engines: Engines, kind: str) -> None:
         second = engines.decode_stream(body(messages), params)
         if number:
             held = handle["boomerang"]["tokens"]
-            assert verified(first) == reused(first) > held // 2
+            assert read_from_d(first) > held // 2
         else:
-            assert verified(first) == reused(first) == 0
+            assert read_from_d(first) == 0
         check(engines, messages, first, second)
         handle = second.handle
         assert handle["boomerang"]["kind"] == kind
@@ -145,8 +153,8 @@ def test_an_edited_history_keeps_its_common_blocks(engines: Engines) -> None:
     _, second = engines.turn(messages)
     edited = [SYSTEM, {"role": "user", "content": messages[1]["content"].replace("Note 15", "Nota 15")}]
     first, answer = engines.turn(edited, second.handle)
-    assert verified(first) == reused(first) > 0
-    assert reused(first) % second.handle["boomerang"]["block_size"] == 0
+    assert read_from_d(first) > 0
+    assert verified(first) % second.handle["boomerang"]["block_size"] == 0
     check(engines, edited, first, answer)
 
 
@@ -154,7 +162,7 @@ def test_a_regenerated_answer_reads_what_the_prompt_has(engines: Engines) -> Non
     messages = asked("yacht", 14)
     _, second = engines.turn(messages)
     first, answer = engines.turn(messages, second.handle)
-    assert 0 < verified(first) == reused(first) < second.handle["remote_num_tokens"]
+    assert 0 < read_from_d(first) < second.handle["remote_num_tokens"]
     check(engines, messages, first, answer)
 
 
@@ -171,7 +179,7 @@ def test_a_wrong_handle_is_cut_to_nothing_and_d_is_freed(engines: Engines, nodes
     messages = [{"role": "user", "content": "Anchors and ropes. " * 150}]
     assert engines.metric(USAGE, node=nodes.decode) > 0
     first = engines.prefill(body(messages), second.handle)
-    assert verified(first) == reused(first) == 0
+    assert read_from_d(first) == 0
     assert first.handle["boomerang"]["reason"] == "another prompt"
     idle(engines, nodes.decode, 15)  # long before the handle's own end
     check(engines, messages, first, engines.decode_stream(body(messages), first.handle))
@@ -188,7 +196,7 @@ def test_control_without_the_plugin_the_same_handle_gives_a_wrong_answer(
 
     messages, handle = wrong_handle(engines, "treated")
     first, answer = engines.turn(messages, handle)
-    assert verified(first) == reused(first) < handle["remote_num_tokens"]
+    assert read_from_d(first) < handle["remote_num_tokens"]
     check(engines, messages, first, answer)
 
 
@@ -214,7 +222,7 @@ def test_an_expired_handle_is_a_cold_turn(engines: Engines, nodes: Nodes) -> Non
     late = second.handle | {"remote_blocks_expiry_time": 1.0}
     first, answer = engines.turn(following, late)
     assert first.handle["boomerang"]["reason"] == "expired"
-    assert reused(first) == 0
+    assert read_from_d(first) == 0
     check(engines, following, first, answer)
     with httpx.Client(timeout=60.0) as client:  # the control
         request = body(following) | {"max_tokens": 1, "kv_transfer_params": late}
@@ -226,7 +234,7 @@ def test_a_node_that_cannot_read_answers_cold(engines: Engines, nodes: Nodes) ->
     _, second = engines.turn(messages)
     following = continued(messages, second, "And now?")
     first, answer = engines.turn(following, second.handle, node=nodes.deaf_prefill)
-    assert reused(first) == 0
+    assert read_from_d(first) == 0
     assert first.handle["boomerang"]["bidirectional"] is False
     check(engines, following, first, answer)
 
@@ -236,15 +244,17 @@ def test_a_malformed_handle_is_a_cold_turn(engines: Engines, tokens: object) -> 
     messages = asked("kelp", 6)
     _, second = engines.turn(messages)
     first = engines.prefill(body(messages), second.handle | {"remote_num_tokens": tokens})
-    assert reused(first) == 0
+    assert read_from_d(first) == 0
 
 
 # -- release and stay -------------------------------------------------------------------------------------
 
 
 def test_a_release_leg_frees_d_and_leaves_nothing_on_p(engines: Engines, nodes: Nodes) -> None:
+    # Legs of other tests, which no D has read, are under P's lease.
+    idle(engines, nodes.prefill, PREFILL_LEASE_S + 30)
     _, second = engines.turn(asked("crate", 12))
-    wait_for(lambda: engines.metric(USAGE, node=nodes.prefill) == 0, 150)
+    idle(engines, nodes.prefill, 15)
     expired = engines.metric(EXPIRED, node=nodes.prefill)
     assert engines.metric(USAGE, node=nodes.decode) > 0
     request = {"model": "tiny", "prompt": [1], "max_tokens": 1, "kv_transfer_params": second.handle}
@@ -261,7 +271,7 @@ def test_a_turn_that_stays_has_a_handle_and_its_blocks_end(engines: Engines, nod
     leg = engines.decode_stream(stays, None)
     following = continued(messages, leg, "And now?")
     first, answer = engines.turn(following, leg.handle)
-    assert verified(first) == reused(first) > 0
+    assert read_from_d(first) > 0
     check(engines, following, first, answer)
     # Another one, which nobody comes back for.
     idle(engines, nodes.decode)

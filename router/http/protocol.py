@@ -1,0 +1,129 @@
+"""What is changed in uvicorn's HTTP/1 connections.
+
+* **An offer to upgrade is declined, not obeyed.** uvicorn's parser stops reading at an ``Upgrade`` header, and
+  the request's body is lost: Java's HttpClient offers ``h2c`` with every first request. RFC 9110, section
+  7.8: a server may ignore ``Upgrade`` and go on as if it was not there.
+* **HTTP/1.0 gets no chunks** (RFC 9112, section 6.1): an answer of unknown length ends with its connection.
+* **A head has to end.** Neither uvicorn nor its parser bounds what a client sends without ever ending its
+  headers, and they keep all of it.
+* **Trailers are not headers.** The parser reports them alike, so that one could pass for a gateway's own.
+* **Refusals are in OpenAI's shape**, also of what is no HTTP.
+"""
+
+from typing import Any, Final
+
+import httptools
+from starlette.types import Message, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from router import errors
+
+MAX_HEAD_BYTES: Final = 65_536
+"""Of a request's line and headers, of its trailers, and of anything else that is not its body."""
+
+_OF_UPGRADES: Final = frozenset({b"upgrade", b"http2-settings"})
+_UNREADABLE: Final = errors.BadRequest("this is no HTTP/1.1 request")
+
+
+class Protocol(HttpToolsProtocol):
+    """One connection of a client."""
+
+    _declining = False
+    """Whether the request that is being read offers an upgrade, and will be read again without."""
+    _in_body = False
+    _moved_on = False
+    """Whether what came last has ended a head, or was of a body."""
+    _waiting_bytes = 0
+    """What has come since."""
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        self._moved_on = False
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            self._decline(data[offer.args[0] :])
+            return
+        except httptools.HttpParserError:
+            self._refuse(_UNREADABLE)
+            return
+        self._waiting_bytes = 0 if self._moved_on else self._waiting_bytes + len(data)
+        if self._waiting_bytes > MAX_HEAD_BYTES:
+            self._refuse(errors.HeadTooLarge(f"the headers are larger than {MAX_HEAD_BYTES} bytes"))
+
+    def on_message_begin(self) -> None:
+        self._declining = self._in_body = False
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_body:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._moved_on = self._in_body = True
+        if self.parser.should_upgrade():
+            self._declining = True
+            return
+        super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            # Its task is made, and has not begun to run.
+            self.cycle.send = _until_close(self.cycle)  # type: ignore[method-assign]
+
+    def on_body(self, body: bytes) -> None:
+        self._moved_on = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._moved_on = True
+        if not self._declining:
+            super().on_message_complete()
+
+    def _decline(self, rest: bytes) -> None:
+        """Read the head again without the offer, and then what came after it."""
+        method: bytes = self.parser.get_method()
+        if method == b"CONNECT":
+            self._refuse(_UNREADABLE)
+            return
+        lines = [b"%b %b HTTP/1.1" % (method, self.url)]
+        for name, value in self.headers:
+            if name == b"connection":
+                kept = [token.strip() for token in value.split(b",")]
+                value = b", ".join(token for token in kept if token.lower() not in _OF_UPGRADES)
+            if name not in _OF_UPGRADES and (value or name != b"connection"):
+                lines.append(name + b": " + value)
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
+        self.data_received(b"\r\n".join([*lines, b"", b""]) + rest)
+
+    def _refuse(self, error: errors.RequestError) -> None:
+        """Answer what cannot be read, and close; no answer can follow on such a connection."""
+        self.logger.warning("a connection is closed: %s", error.message)
+        answering = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
+        # With one on its way, this one would land in its midst.
+        if not answering and not self.pipeline:
+            body = errors.openai_error(error)
+            headers = (
+                *self.server_state.default_headers,
+                *((name.encode(), value.encode()) for name, value in errors.error_headers(error)),
+                (b"content-length", str(len(body)).encode()),
+                (b"connection", b"close"),
+            )
+            lines = [name + b": " + value + b"\r\n" for name, value in headers]
+            status = STATUS_LINE[errors.error_row(error).status]
+            self.transport.write(b"".join([status, *lines, b"\r\n", body]))
+        self.transport.close()
+
+
+def _until_close(cycle: Any) -> Send:
+    """``cycle.send``, for a client that knows no chunks."""
+    send: Send = cycle.send
+
+    async def until_close(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            if not any(name.lower() == b"content-length" for name, _ in message.get("headers", ())):
+                cycle.chunked_encoding = False
+        elif cycle.chunked_encoding is False and not cycle.expected_content_length:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    return until_close

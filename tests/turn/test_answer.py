@@ -1,0 +1,89 @@
+"""The decode leg where engines differ: streams without [DONE], late first tokens, tainted caches."""
+
+import pytest
+
+from router.sim.config import EngineConfig
+from tests.e2e.http_pool import CHAT, MODEL, STOCK_33, events, fault, http_pool, legs, opening
+from tests.e2e.spoken_engine import SSE_HEAD, Reading, reading, spoken_pool
+
+DONE = b"data: [DONE]\n\n"
+DELTA = b'data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":null}]}\n\n'
+FINISH = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
+CREATED = b'event: response.created\ndata: {"type":"response.created","response":{"error":null}}\n\n'
+COMPLETED = b'event: response.completed\ndata: {"type":"response.completed","response":{"id":"r"}}\n\n'
+RESPONSES = "/v1/responses"
+
+
+@pytest.mark.parametrize("pieces", [[CREATED, COMPLETED], [CREATED + COMPLETED[:9], COMPLETED[9:]]])
+async def test_a_stream_of_another_endpoint_ends_as_its_engine_ends_it(pieces: list[bytes]) -> None:
+    async with spoken_pool() as (d, http):
+        d.say(SSE_HEAD)
+        for piece in pieces:
+            d.chunk(piece)
+        d.end()
+        body = {"model": MODEL, "input": "hello", "stream": True}
+        async with http.stream("POST", RESPONSES, json=body) as answer:
+            assert await Reading(answer, answer.aiter_raw()).rest() == CREATED + COMPLETED
+
+
+@pytest.mark.parametrize("cut", ["mid_event", "mid_body"])
+async def test_a_stream_of_another_endpoint_that_breaks_off_does_not_look_complete(cut: str) -> None:
+    async with spoken_pool() as (d, http):
+        d.say(SSE_HEAD)
+        d.chunk(CREATED + (COMPLETED[:20] if cut == "mid_event" else b""))
+        if cut == "mid_event":
+            d.end()
+        else:
+            d.hang_up()
+        async with http.stream("POST", RESPONSES, json={"model": MODEL, "input": "hello"}) as answer:
+            raw = await Reading(answer, answer.aiter_raw()).rest()
+        assert raw.startswith(CREATED + b'data: {"error"')
+
+
+async def test_a_connection_that_breaks_after_done_adds_nothing_to_a_whole_answer() -> None:
+    async with spoken_pool() as (d, http):
+        d.say(SSE_HEAD)
+        d.chunk(DELTA + FINISH + DONE)
+        d.hang_up()
+        async with reading(http, opening()) as client:
+            assert await client.rest() == DELTA + FINISH + DONE
+        text = (await http.get("/metrics")).text
+        assert 'boomerang_turns_total{ended_by="engine",plan="cold",reason="first_turn"} 1.0' in text
+
+
+async def test_headers_do_not_stop_the_clock_of_the_first_token() -> None:
+    """An engine sends a stream's headers at once, however long its first token takes."""
+    async with spoken_pool(first_token_timeout_s=0.2) as (d, http):
+        d.say(SSE_HEAD)
+        async with reading(http, opening()) as client:
+            error, done = events(await client.rest())
+        assert "no first token within 0.2 s" in error["error"]["message"]
+        assert done == "[DONE]"
+        await d.left.wait()
+        text = (await http.get("/metrics")).text
+        assert 'boomerang_turns_total{ended_by="router",plan="cold",reason="first_turn"} 1.0' in text
+
+
+async def test_after_its_first_token_a_stream_may_take_its_time() -> None:
+    async with spoken_pool(first_token_timeout_s=5.0, idle_timeout_s=None) as (d, http):
+        d.say(SSE_HEAD)
+        async with reading(http, opening()) as client:
+            d.chunk(DELTA)
+            await client.expect(DELTA)
+            d.chunk(FINISH + DONE)
+            d.end()
+            assert await client.rest() == FINISH + DONE
+
+
+async def test_a_decode_node_whose_cache_is_tainted_is_used_under_its_salt() -> None:
+    """The planned D is not to be reached; the one that takes over has a cache that is not to be trusted."""
+    async with http_pool(decode=[STOCK_33, STOCK_33]) as pool:
+        fleet, doubts = pool.router.context.fleet, pool.router.context.doubts
+        other = pool.decodes[1]
+        await pool.decodes[0].__aexit__(None, None, None)
+        doubts.taint(other.origin, None)
+        assert len([node for node in fleet.snapshot.nodes if node.in_flight]) == 0
+        answer = await pool.turn(opening())
+        assert answer["choices"]
+        (received,) = [one for one in legs(other) if one.path == CHAT]
+        assert received.body["cache_salt"] == doubts.salt(other.origin, None)
