@@ -1,5 +1,6 @@
 """The only place that wires things together: settings in, an ASGI application and its tasks out."""
 
+import asyncio
 import contextlib
 import gc
 import logging
@@ -25,10 +26,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.routing import Route
 
 from router import __version__, errors
+from router.check.observed import Assumed
+from router.check.quick import quick
 from router.engines.aiohttp_upstream import AiohttpUpstream
 from router.engines.upstream import Upstream
 from router.fleet.doubts import Doubts
-from router.fleet.node import Node
+from router.fleet.node import Node, State
 from router.fleet.pool import Fleet, Probe
 from router.fleet.probe import Probed, Prober
 from router.http import probes
@@ -47,6 +50,7 @@ from router.turn.handle import Lifetime
 from router.turn.relay import Relay
 
 SWEEP_EVERY_S = 1.0
+ANNOUNCE_POLL_S = 0.1
 READ_KEY_EVERY_S = 1.0
 LOG = logging.getLogger("router")
 
@@ -105,6 +109,29 @@ class Router:
         await self.context.ledger.sweep()
         self.ledger_stats = await self.context.ledger.stats()
 
+    async def announce(self) -> None:
+        """Once every node has been probed, say in the log what mode each pair is in and what is amiss."""
+        fleet = self.context.fleet
+        # A snapshot has no event to wait for.
+        while any(node.state is State.STARTING and not node.reason for node in fleet.snapshot.nodes):  # noqa: ASYNC110
+            await asyncio.sleep(ANNOUNCE_POLL_S)
+        settings = self.settings
+        assumed = Assumed(
+            settings.decode_ttl_s,
+            settings.decode_ttl_is_set,
+            settings.prefill_lease_s,
+            settings.reuse_threshold_tokens,
+        )
+        told = quick(fleet.snapshot.nodes, mode=settings.verify, assumed=assumed)
+        for pair in told.pairs:
+            why = f" ({pair.reason})" if pair.reason else ""
+            LOG.info("pair %s > %s: verify=%s%s", pair.prefill, pair.decode, pair.verify, why)
+        for hint in told.hints:
+            LOG.warning("%s", hint)
+        for finding in told.findings:
+            LOG.warning("%s: %s: %s; %s", finding.subject, finding.check, finding.seen, finding.advice)
+        await asyncio.Event().wait()  # once is enough, and a supervised task that ends is started again
+
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Background tasks run inside; connections are closed at the end."""
@@ -116,6 +143,7 @@ class Router:
         tasks = {
             "probe": probe,
             "sweep": every(SWEEP_EVERY_S, self.sweep),
+            "announce": self.announce,
             "engine_key": every(READ_KEY_EVERY_S, self.key.refresh),
         }
         try:

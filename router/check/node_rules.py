@@ -59,7 +59,7 @@ def block_size(node: Node, _: Assumed) -> Judged:
         return ok(f"{size} tokens{cache}")
     return warning(
         "not told by /metrics",
-        "let the router reach the engine's /metrics (no --disable-log-stats, no proxy in between); without"
+        "the engine's /metrics has to answer, here and to the router (no --disable-log-stats); without"
         " the block size a handle is used whole or not at all",
     )
 
@@ -77,7 +77,7 @@ def models(prefill: Node, decode: Node) -> Judged:
         silent = " and ".join(node.key for node in (prefill, decode) if not node.engine.models)
         return error(
             f"{silent} lists no models",
-            "/v1/models has to answer; an engine with --api-key needs --api-key-file here",
+            "/v1/models has to answer within --timeout-s; an engine with --api-key needs --api-key-file here",
         )
     if not set(ours) & set(theirs):
         return error(

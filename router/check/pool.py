@@ -16,7 +16,6 @@ from router.fleet.pool import node_of
 from router.fleet.probe import Prober
 
 CONNECT_S = 10.0
-_PROBE_S = 10.0
 _MAX_METRICS_BYTES = 8_388_608
 
 
@@ -34,9 +33,9 @@ class Asked:
 
 async def look(upstream: Upstream, asked: Asked, *, tell: Callable[[str], None] | None = None) -> PoolSeen:
     """Look at every node and pair. ``tell`` hears what is being done. Raises only CancelledError."""
-    probe_s = min(asked.timeout_s, _PROBE_S)
-    limits = Limits(min(CONNECT_S, probe_s), probe_s, probe_s, _MAX_METRICS_BYTES)
-    prober = Prober(limits=limits, probe_s=2 * probe_s, headers=authorization(asked.api_key))
+    limit_s = asked.timeout_s
+    limits = Limits(min(CONNECT_S, limit_s), limit_s, limit_s, _MAX_METRICS_BYTES)
+    prober = Prober(limits=limits, probe_s=2 * limit_s, headers=authorization(asked.api_key))
     named = [node_of(origin, Role.PREFILL) for origin in asked.prefill]
     named += [node_of(origin, Role.DECODE) for origin in asked.decode]
     nodes = await asyncio.gather(*(_probed(prober, upstream, node) for node in named))

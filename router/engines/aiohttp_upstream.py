@@ -375,7 +375,9 @@ def _late(limits: Limits) -> TimedOut:
 
 def _text(origin: str, error: Exception) -> str:
     """What went wrong, without the engine's bytes: aiohttp quotes them, and they may be of an answer."""
-    told = error.message if isinstance(error, aiohttp.ClientResponseError | HttpProcessingError) else str(error)
+    told = str(error)
+    if isinstance(error, aiohttp.ClientResponseError | HttpProcessingError):
+        told = error.message
     return f"{origin}: {_QUOTED.sub('', told) or type(error).__name__}"
 
 

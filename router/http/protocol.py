@@ -1,7 +1,7 @@
 """What is changed in uvicorn's HTTP/1 connections.
 
-* **An offer to upgrade is declined, not obeyed.** uvicorn's parser stops reading at an ``Upgrade`` header, and
-  the request's body is lost: Java's HttpClient offers ``h2c`` with every first request. RFC 9110, section
+* **An offer to upgrade is declined, not obeyed.** uvicorn's parser stops reading at an ``Upgrade`` header,
+  and the request's body is lost: Java's HttpClient offers ``h2c`` with every first request. RFC 9110, section
   7.8: a server may ignore ``Upgrade`` and go on as if it was not there.
 * **HTTP/1.0 gets no chunks** (RFC 9112, section 6.1): an answer of unknown length ends with its connection.
 * **A head has to end.** Neither uvicorn nor its parser bounds what a client sends without ever ending its
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import httptools
 from starlette.types import Message, Send
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from router import errors
 
@@ -67,7 +67,7 @@ class Protocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.scope["http_version"] == "1.0":
             # Its task is made, and has not begun to run.
-            self.cycle.send = _until_close(self.cycle)  # type: ignore[method-assign]
+            self.cycle.send = _until_close(self.cycle)  # type: ignore[method-assign, assignment]
 
     def on_body(self, body: bytes) -> None:
         self._moved_on = True
@@ -87,9 +87,10 @@ class Protocol(HttpToolsProtocol):
         lines = [b"%b %b HTTP/1.1" % (method, self.url)]
         for name, value in self.headers:
             if name == b"connection":
-                kept = [token.strip() for token in value.split(b",")]
-                value = b", ".join(token for token in kept if token.lower() not in _OF_UPGRADES)
-            if name not in _OF_UPGRADES and (value or name != b"connection"):
+                tokens = [token.strip() for token in value.split(b",")]
+                kept = [token for token in tokens if token.lower() not in _OF_UPGRADES]
+                lines.append(b"connection: " + b", ".join(kept))
+            elif name not in _OF_UPGRADES:
                 lines.append(name + b": " + value)
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
@@ -98,7 +99,8 @@ class Protocol(HttpToolsProtocol):
     def _refuse(self, error: errors.RequestError) -> None:
         """Answer what cannot be read, and close; no answer can follow on such a connection."""
         self.logger.warning("a connection is closed: %s", error.message)
-        answering = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
+        cycle: RequestResponseCycle | None = self.cycle
+        answering = cycle is not None and cycle.response_started and not cycle.response_complete
         # With one on its way, this one would land in its midst.
         if not answering and not self.pipeline:
             body = errors.openai_error(error)

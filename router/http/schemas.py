@@ -1,4 +1,4 @@
-"""The bodies of the router's own probes. Errors are in ``router.errors``; engines' answers are not modelled."""
+"""The bodies of the router's own probes. Errors are in ``router.errors``; engines' answers have no model."""
 
 from typing import Literal
 

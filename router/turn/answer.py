@@ -88,10 +88,11 @@ class DecodeLeg:
                     await self._refuse(answer)
                 media = _header(answer, "content-type").partition(";")[0].strip().lower()
                 encoding = _header(answer, "content-encoding").strip().lower()
-                if encoding not in ("", "identity") and (self.prefilled is not None or media == _EVENT_STREAM):
+                streamed = media == _EVENT_STREAM
+                if encoding not in ("", "identity") and (streamed or self.prefilled is not None):
                     # Nothing private could be taken out of it, and nothing be added.
                     raise DecodeFailed(f"an answer in {encoding!r} encoding, which was not asked for")
-                if media == _EVENT_STREAM:
+                if streamed:
                     await self._stream(answer, tap_settings, sent_at_s)
                 else:
                     await self._whole(answer, tap_settings, sent_at_s)
@@ -186,7 +187,7 @@ class DecodeLeg:
             chunk = await anext(chunks, None)
 
     async def _first(self, chunks: AsyncIterator[bytes], since_s: float) -> bytes | None:
-        """The first piece of a stream: an engine sends headers at once, and the rest from its first token on."""
+        """The first piece of a stream: engines send headers at once, and the rest from the first token on."""
         limit_s = self.context.settings.first_token_s
         try:
             async with asyncio.timeout(None if limit_s is None else max(limit_s - since_s, 0.0)):

@@ -135,7 +135,7 @@ def engine_headers(
 def client_headers(headers: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """An engine's end-to-end headers, as they go on to the client; the length is for the sender to say.
 
-    What is no header by RFC 9110, section 5, stays behind: an HTTP client may let it in, and no server sends it.
+    What is no header by RFC 9110, section 5, stays behind: our client lets it in, and our server refuses it.
     """
     named = _named_by_connection(headers)
     return [

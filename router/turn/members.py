@@ -30,6 +30,8 @@ class InvalidRequest(ValueError):
 
 
 _SMALL_BYTES: Final = 64
+_MAX_XARGS_BYTES: Final = 1_048_576
+"""They are read whole, and a few values for a plugin are no megabyte."""
 
 
 def small(members: Mapping[str, msgspec.Raw], name: str) -> Any:
@@ -81,6 +83,8 @@ def without_steering(members: Members) -> Members:
     xargs = kept.get(XARGS_FIELD)
     if xargs is None:
         return kept
+    if len(memoryview(xargs)) > _MAX_XARGS_BYTES:
+        raise InvalidRequest(f"vllm_xargs are larger than {_MAX_XARGS_BYTES} bytes", XARGS_FIELD)
     try:
         inner = msgspec.json.decode(xargs, type=Members)
     except msgspec.ValidationError:

@@ -310,13 +310,14 @@ async def router_process(
     ]
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "router", "serve", "--port", str(port), "--log-level", "error"),
+        *("--probe-interval-s", "0.5", "--connect-timeout-s", "30"),  # patient on a busy machine
         *(*pools, *flags),
         cwd=Path(__file__).parent.parent.parent,
         env={"PATH": os.environ.get("PATH", "")},
     )
     origin = f"http://127.0.0.1:{port}"
     try:
-        async with direct_client(origin) as http, asyncio.timeout(PATIENCE_S):
+        async with direct_client(origin) as http, asyncio.timeout(2 * PATIENCE_S):
             while not await _is_ready(http):
                 assert process.returncode is None, "the router did not start"
                 await asyncio.sleep(0.05)

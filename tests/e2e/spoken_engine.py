@@ -35,21 +35,21 @@ class SpokenEngine:
             return
 
     async def _answer(self, peer: Peer) -> None:
+        saying = asyncio.create_task(self._say_all(peer))
         gone = asyncio.create_task(peer.wait_gone())
         try:
-            while True:
-                next_ = asyncio.create_task(self.said.get())
-                done, _ = await asyncio.wait((next_, gone), return_when=asyncio.FIRST_COMPLETED)
-                if next_ not in done:
-                    next_.cancel()
-                    self.left.set()
-                    return
-                data = next_.result()
-                if data is None:
-                    return
-                await peer.say(data)
+            await asyncio.wait((saying, gone), return_when=asyncio.FIRST_COMPLETED)
+            if gone.done():
+                self.left.set()
         finally:
+            saying.cancel()
             gone.cancel()
+            await asyncio.gather(saying, gone, return_exceptions=True)
+
+    async def _say_all(self, peer: Peer) -> None:
+        while (data := await self.said.get()) is not None:
+            peer.writer.write(data)
+            await peer.writer.drain()  # for as long as nobody reads
 
     def say(self, data: bytes) -> None:
         """Send these bytes as they are."""

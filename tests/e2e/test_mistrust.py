@@ -79,6 +79,29 @@ def test_a_prompt_that_is_rendered_otherwise_than_it_is_read(prefills: int) -> N
 
 
 @pytest.mark.parametrize("restarts", [False, True])
+def test_a_prompt_of_a_kind_that_was_read_as_rendered_before(restarts: bool) -> None:
+    """Restarted, P is a process that nothing was ever compared with, and its leg had no salt all the same."""
+    with World(pair("router", retokenise=1.0)) as world:
+        history = opening()
+        turn = world.run(world.turn(ask(history)))
+        for depth in (3, 5):
+            history += [said(turn), {"role": "user", "content": passage(depth, 30)}]
+            if depth == 5:
+                held = world.run(ids_of(world.reference, turn.ask)).held
+                lie = msgspec.json.encode({"token_ids": [*held, *range(1 << 30, (1 << 30) + 40)]}).decode()
+                world.disturb(Fault(path=RENDER, status=200, body=lie), world.prefills)
+                for engine in world.prefills if restarts else ():
+                    engine.restart()
+            turn = world.run(world.turn(ask(history)))
+            if depth == 3:
+                assert turn.plan in ("pull", "local"), "this reading was compared, and agreed with"
+        only_the_first_read_was_wrong(world)
+        check(world, turn)
+        assert (turn.plan, turn.reason) == ("cold", "mismatch")
+        later_turns_are_right(world, [*history, said(turn), {"role": "user", "content": "and?"}])
+
+
+@pytest.mark.parametrize("restarts", [False, True])
 def test_a_prefill_node_that_has_lost_its_plugin(restarts: bool) -> None:
     """Restarted or not, and not yet probed again."""
     with World(pair("engine", retokenise=1.0)) as world:

@@ -173,3 +173,12 @@ def test_a_tainted_engine_is_used_under_its_salt_until_its_process_ends() -> Non
     assert doubts.salt("http://other", "one") is None
     assert doubts.salt("http://p", "two") is None
     assert doubts.salt("http://p", "two") is None
+
+
+def test_the_ranks_of_one_process_share_its_taint() -> None:
+    doubts = Doubts()
+    doubts.taint("http://p1", "one_dp0")
+    salt = doubts.salt("http://p1", "one_dp1")
+    assert salt is not None
+    assert doubts.salt("http://p1", "one") == salt
+    assert doubts.salt("http://p1", "two_dp0") is None

@@ -80,6 +80,14 @@ def planned(**changes: Any) -> Plan:
     return plan
 
 
+def test_another_rank_of_the_same_process_is_no_restart() -> None:
+    """Which rank of a data-parallel D spoke last says nothing about the handles of the others."""
+    plan = planned(found=holding(engine_id="one_dp0"), decodes=(decode(engine_id="one_dp1"),))
+    assert plan.kind is Kind.PULL
+    gone = planned(found=holding(engine_id="one_dp0"), decodes=(decode(engine_id="two_dp0"),))
+    assert gone.reason is Reason.ENGINE_RESTARTED
+
+
 def test_a_handle_that_nothing_speaks_against_is_pulled() -> None:
     assert planned() == Plan(
         Kind.PULL,

@@ -26,7 +26,7 @@ from types import ModuleType
 
 PACKAGE = Path(__file__).parents[2]
 SERVE = PACKAGE.parent / "engine-cpu" / "serve.py"
-HANDLE_TTL_S = 45
+HANDLE_TTL_S = 90
 """Short, so that a test can outlive a handle; long enough for a turn on a busy machine."""
 PREFILL_LEASE_S = 120
 PREFIX_CACHE = os.environ.get("BOOMERANG_TEST_PREFIX_CACHE", "off")
