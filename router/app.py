@@ -51,6 +51,8 @@ from router.turn.relay import Relay
 
 SWEEP_EVERY_S = 1.0
 ANNOUNCE_POLL_S = 0.1
+PAIRS_ANNOUNCED = 16
+"""Pairs named in the log at the start; ``/health`` lists more, and counts all."""
 READ_KEY_EVERY_S = 1.0
 LOG = logging.getLogger("router")
 
@@ -123,7 +125,7 @@ class Router:
             settings.reuse_threshold_tokens,
         )
         told = quick(fleet.snapshot.nodes, mode=settings.verify, assumed=assumed)
-        for pair in told.pairs:
+        for pair in told.pairs[:PAIRS_ANNOUNCED]:
             why = f" ({pair.reason})" if pair.reason else ""
             LOG.info("pair %s > %s: verify=%s%s", pair.prefill, pair.decode, pair.verify, why)
         for hint in told.hints:

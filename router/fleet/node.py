@@ -2,6 +2,10 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
+
+SAME_START_S: Final = 1.0
+"""API servers of one engine start within about this time, and any may answer. A restart takes longer."""
 
 
 class Role(StrEnum):

@@ -13,7 +13,7 @@ import msgspec
 
 from router.engines.upstream import Answer, Call, Limits, NeverSent, TimedOut, Upstream, UpstreamError
 from router.fleet.metrics_text import samples
-from router.fleet.node import Engine, Node, State
+from router.fleet.node import SAME_START_S, Engine, Node, State
 
 CACHE_CONFIG = "vllm:cache_config_info"
 KV_USAGE = "vllm:kv_cache_usage_perc"
@@ -28,9 +28,6 @@ _MAX_COUNT = 1e15
 _FLAGS = {"True": True, "False": False}
 
 PROBE_LIMITS = Limits(connect_s=1.0, answer_s=2.0, idle_s=2.0, max_answer_bytes=8_388_608)
-
-_SAME_START_S = 1.0
-"""API servers of one engine start about this close together, and any may answer; a restart takes longer."""
 
 
 class Fault(StrEnum):
@@ -137,7 +134,7 @@ def restarted(known: Engine, seen: Engine) -> bool:
     """Whether another process answers than the one that is known."""
     if known.started_at_s is None or seen.started_at_s is None:
         return False
-    return abs(known.started_at_s - seen.started_at_s) > _SAME_START_S
+    return abs(known.started_at_s - seen.started_at_s) > SAME_START_S
 
 
 def updated(known: Engine, seen: Engine) -> Engine:

@@ -63,6 +63,8 @@ class Handle:
     """How many of them were the turn's prompt; the rest is its answer."""
     deadline_s: float
     """Earlier than D's own end of life."""
+    started_at_s: float | None = None
+    """When the process that holds it started, as its metrics tell: an engine id may be a fixed one."""
     stamped: bool = False
     """D's plugin stamped it: a verifying P can check it by itself."""
     held: Digests | None = None

@@ -29,6 +29,10 @@ _UNBUFFERED: Final = (("cache-control", "no-cache"), ("x-accel-buffering", "no")
 """A proxy in front that buffers would turn a stream into a late whole."""
 
 
+_UNSOUND: Final = frozenset({"error", "abort"})
+"""Finish reasons of a turn that leaves nothing behind."""
+
+
 class DecodeFailed(Exception):
     """D answered a server error, or no completion. ``answer`` is its own, if that may be passed on."""
 
@@ -138,7 +142,7 @@ class DecodeLeg:
         self._note(lifted.answer)
         if "error" in lifted.answer.finish_reasons:
             raise DecodeFailed("finish reason error")
-        if not lifted.answer.unreadable:
+        if not lifted.answer.unreadable and not _UNSOUND & set(lifted.answer.finish_reasons):
             await self.remember(self.plan, self.prefilled, Ended(lifted.answer, sent_at_s, waited_from_s))
         await self._pass(answer, lifted.body)
 
@@ -201,7 +205,7 @@ class DecodeLeg:
 
     async def _remember_stream(self, wire: tap.Tap, sent_at_s: float, waited_from_s: float) -> None:
         answer = wire.answer()
-        if answer.error is None and "error" not in answer.finish_reasons:
+        if answer.error is None and not _UNSOUND & set(answer.finish_reasons):
             await self.remember(self.plan, self.prefilled, Ended(answer, sent_at_s, waited_from_s))
 
     async def _break_off(self, wire: tap.Tap, why: str, by: EndedBy) -> None:

@@ -53,6 +53,8 @@ class Finish:
     prompt_tokens: int
     held: Digests | None
     media_depth: int
+    started_at_s: float | None = None
+    """When D's process started, as far as it is known."""
 
 
 def accept(finish: Finish, lifetime: Lifetime, threshold_tokens: int) -> Handle | Unusable:
@@ -79,6 +81,7 @@ def accept(finish: Finish, lifetime: Lifetime, threshold_tokens: int) -> Handle 
         tokens=params.tokens,
         prompt_tokens=min(finish.prompt_tokens, params.tokens),
         deadline_s=since_s + lifetime.ttl_s - lifetime.margin_s,
+        started_at_s=finish.started_at_s,
         stamped=params.stamped,
         held=finish.held,
         media_depth=finish.media_depth,

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from router.fleet.node import Node, process_of
+from router.fleet.node import SAME_START_S, Node, process_of
 from router.ledger.store import Absence, Found, Handle, Relation
 from router.turn.request import Endpoint, Request
 
@@ -145,6 +145,9 @@ def _obstacle(situation: Situation, found: Found, handle: Handle, prefill: Node)
         return Reason.HOLDER_GONE
     running = process_of(holder.engine.engine_id)
     if running is not None and running != process_of(handle.engine_id):
+        return Reason.ENGINE_RESTARTED
+    since_s, then_s = holder.engine.started_at_s, handle.started_at_s
+    if since_s is not None and then_s is not None and abs(since_s - then_s) > SAME_START_S:
         return Reason.ENGINE_RESTARTED
     if (prefill.key, handle.decode) in situation.cooling:
         return Reason.PAIR_COOLING

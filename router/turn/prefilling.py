@@ -5,7 +5,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from router import errors
-from router.engines.upstream import NeverSent, Stale, TimedOut
+from router.engines.upstream import NeverSent, Stale, TimedOut, Unsendable
 from router.fleet.node import Node, process_of
 from router.telemetry.facts import HandleFact, LegFailed, Outcome, Phase
 from router.turn.context import Context
@@ -25,7 +25,8 @@ _RELEASABLE = frozenset(
 )
 """Reasons to leave a handle that do not speak against telling its D so."""
 
-_USELESS = frozenset({Reason.ENGINE_RESTARTED, Reason.HOLDER_GONE, Reason.PAIR_COOLING})
+_NOT_NOW = frozenset({Reason.HOLDER_GONE, Reason.PAIR_COOLING})
+"""Reasons that may pass: a handle whose branch does not move on goes back for a later turn."""
 
 
 @dataclass(slots=True)
@@ -55,6 +56,8 @@ class Prefilling:
             salt = secrets.token_hex(16) if on_probation else self._taint_salt(plan)
             try:
                 prefilled = await prefill(self.context, self.record, plan, reuse, self.custody, salt=salt)
+            except Unsendable as error:
+                raise errors.BadRequest(f"the request cannot be forwarded: {error}") from error
             except NeverSent as error:
                 last = error
                 self._failed(plan, str(error), "other_node", with_handle=False)
@@ -160,7 +163,8 @@ class Prefilling:
         handle = self.custody.handle
         if handle is None or plan.prefill is None:
             return Reuse()
-        if plan.reason in _USELESS:
+        lost = plan.reason in _NOT_NOW and self.custody.superseded
+        if lost or plan.reason == Reason.ENGINE_RESTARTED:
             self.custody.dropped(plan.reason)
         elif self.custody.superseded and plan.reason in _RELEASABLE:
             return release_along(handle)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from router import errors
-from router.engines.upstream import NeverSent, Stale, UpstreamError
+from router.engines.upstream import NeverSent, Stale, Unsendable, UpstreamError
 from router.fleet.node import Node, Role
 from router.fleet.pool import Pool
 from router.ledger.store import Found, LedgerUnavailable, Query
@@ -191,6 +191,8 @@ class _Turn:
             try:
                 await leg.run()
                 return
+            except Unsendable as error:
+                raise errors.BadRequest(f"the request cannot be forwarded: {error}") from error
             except NeverSent as error:
                 self._decode_failed(str(error), "other_node")
                 first.exclude(key)

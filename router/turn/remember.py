@@ -74,6 +74,7 @@ class Memory:
                 prompt_tokens=prompt_tokens,
                 held=self._held(plan, prefilled, ended, params),
                 media_depth=self.lineage.media_depth if self.lineage is not None else 0,
+                started_at_s=plan.decode.engine.started_at_s,
             ),
             self.context.settings.lifetime,
             self.context.settings.threshold_tokens,

@@ -424,3 +424,19 @@ def test_whatever_the_situation_a_handle_is_used_only_where_nothing_speaks_again
             assert given_.mode == "lineage"
             assert given_.found.relation is Relation.EXTENSION
             assert plan.handle.media_depth <= given_.found.depth
+
+
+@pytest.mark.parametrize(
+    ("then_s", "since_s", "reason"),
+    [
+        (100.0, 100.4, Relation.EXTENSION),
+        (None, 100.0, Relation.EXTENSION),
+        (100.0, None, Relation.EXTENSION),
+        (100.0, 160.0, Reason.ENGINE_RESTARTED),
+    ],
+)
+def test_a_fixed_engine_id_does_not_hide_a_restart(
+    then_s: float | None, since_s: float | None, reason: str
+) -> None:
+    holder = decode(engine_id="engine-a", started_at_s=since_s)
+    assert planned(found=holding(started_at_s=then_s), decodes=(holder,)).reason == reason
