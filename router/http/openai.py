@@ -112,7 +112,8 @@ class InferenceRoute:
         try:
             _check_media(given)
             body = await self._body(receive, given)
-            request = read_request(self.endpoint, scope["path"], headers, body, turn_id=turn_id)
+            query = scope.get("query_string", b"").decode("latin-1")
+            request = read_request(self.endpoint, scope["path"], headers, body, turn_id=turn_id, query=query)
         except _ClientLeft:
             return
         except InvalidRequest as error:

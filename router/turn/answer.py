@@ -78,7 +78,7 @@ class DecodeLeg:
         lift_ids = self._wants_token_ids()
         headers = engine_headers(request.headers, leg_id=self.record.leg_id("d"), api_key=settings.api_key())
         answer_s = settings.first_token_s if request.stream else settings.decode_s
-        call = Call("POST", request.path, headers, self._body(lift_ids=lift_ids), settings.limits(answer_s))
+        call = Call("POST", request.target, headers, self._body(lift_ids=lift_ids), settings.limits(answer_s))
         tap_settings = tap.TapSettings(
             lift_token_ids=lift_ids,
             hide_token_ids=lift_ids and not request.wants_token_ids,

@@ -92,7 +92,7 @@ async def prefill(
     )
     headers = engine_headers(request.headers, leg_id=record.leg_id("p"), api_key=settings.api_key())
     overdue_s = settings.pull_s if reuse.tokens else settings.prefill_s
-    call = Call("POST", request.path, headers, body, settings.limits(overdue_s))
+    call = Call("POST", request.target, headers, body, settings.limits(overdue_s))
     if reuse.carries_handle:
         custody.sent()
     if reuse.tokens and plan.verify is Verify.ENGINE:

@@ -61,6 +61,13 @@ class Request:
     """The client's ``x-request-id``, else ours; echoed, never sent to an engine."""
     conversation: str = ""
     """The client's id for the conversation: a hint."""
+    query: str = ""
+    """The query string, without its question mark."""
+
+    @property
+    def target(self) -> str:
+        """Path and query, as both legs ask for them."""
+        return f"{self.path}?{self.query}" if self.query else self.path
 
 
 _LIST_OF_NO_IDS: Final = re.compile(rb"\[[ \t\n\r]*[^-0-9\] \t\n\r]")
@@ -160,7 +167,13 @@ def _text(members: Mapping[str, msgspec.Raw], name: str) -> str:
 
 
 def read_request(
-    endpoint: Endpoint, path: str, headers: tuple[tuple[str, str], ...], body: bytes, *, turn_id: str
+    endpoint: Endpoint,
+    path: str,
+    headers: tuple[tuple[str, str], ...],
+    body: bytes,
+    *,
+    turn_id: str,
+    query: str = "",
 ) -> Request:
     """Read a request. Raises InvalidRequest for what no engine could answer."""
     given = decode_members(body)
@@ -183,4 +196,5 @@ def read_request(
         turn_id=turn_id,
         client_id=client_id(by_name, turn_id),
         conversation=conversation_hint(by_name, given),
+        query=query,
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import io
 import json
 import logging
 from collections.abc import Iterable
@@ -211,18 +212,17 @@ def test_a_prompt_of_many_ids_is_not_too_fine() -> None:
     assert lineage_of(Endpoint.COMPLETIONS, decode_members(json.dumps(body).encode()), b"t").keys
 
 
-async def test_warnings_of_what_is_beneath_come_in_the_routers_own_form(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+async def test_warnings_of_what_is_beneath_come_in_the_routers_own_form() -> None:
+    told = io.StringIO()
     kept = {name: logging.getLogger(name) for name in ("router", "uvicorn.error", "asyncio")}
     before = {name: (log.handlers[:], log.level, log.propagate) for name, log in kept.items()}
     try:
-        logs.set_up("json", "info")
+        logs.set_up("json", "info", told)
         async with http_pool() as pool:
             await exchange(pool, [b"\x16\x03\x01\x00\r\n\r\n"])
     finally:
         for name, (handlers, level, propagate) in before.items():
             kept[name].handlers[:], kept[name].propagate = handlers, propagate
             kept[name].setLevel(level)
-    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    lines = [json.loads(line) for line in told.getvalue().splitlines()]
     assert [line["level"] for line in lines if line["logger"] == "uvicorn.error"] == ["warning"]

@@ -383,3 +383,13 @@ def test_a_request_without_an_id_has_ours() -> None:
 def test_a_prompt_given_as_ids_is_kept_as_it_came() -> None:
     ids = array("I", range(1000))
     assert json.loads(bytes(completions(prompt=list(ids)).members["prompt"])) == list(ids)
+
+
+@pytest.mark.parametrize(
+    ("query", "target"),
+    [("", "/v1/chat/completions"), ("beta=true&a=%20", "/v1/chat/completions?beta=true&a=%20")],
+)
+def test_a_query_goes_on_to_the_engines(query: str, target: str) -> None:
+    body = json.dumps(CHAT).encode()
+    path = "/v1/chat/completions"
+    assert read_request(Endpoint.CHAT, path, (), body, turn_id="brg-1", query=query).target == target
