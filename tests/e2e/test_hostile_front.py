@@ -217,8 +217,8 @@ async def test_warnings_of_what_is_beneath_come_in_the_routers_own_form() -> Non
     kept = {name: logging.getLogger(name) for name in ("router", "uvicorn.error", "asyncio")}
     before = {name: (log.handlers[:], log.level, log.propagate) for name, log in kept.items()}
     try:
-        logs.set_up("json", "info", told)
         async with http_pool() as pool:
+            logs.set_up("json", "info", told)  # after the simulated engines have set up theirs
             await exchange(pool, [b"\x16\x03\x01\x00\r\n\r\n"])
     finally:
         for name, (handlers, level, propagate) in before.items():

@@ -183,7 +183,7 @@ def test_a_wrong_handle_is_cut_to_nothing_and_d_is_freed(engines: Engines, nodes
     first = engines.prefill(body(messages), second.handle)
     assert read_from_d(first) == 0
     assert first.handle["boomerang"]["reason"] == "another prompt"
-    idle(engines, nodes.decode, 15)  # long before the handle's own end
+    idle(engines, nodes.decode, HANDLE_TTL_S / 2)  # long before the handle's own end
     check(engines, messages, first, engines.decode_stream(body(messages), first.handle))
 
 
@@ -256,13 +256,13 @@ def test_a_release_leg_frees_d_and_leaves_nothing_on_p(engines: Engines, nodes: 
     # Legs of other tests, which no D has read, are under P's lease.
     idle(engines, nodes.prefill, PREFILL_LEASE_S + 30)
     _, second = engines.turn(asked("crate", 12))
-    idle(engines, nodes.prefill, 15)
+    idle(engines, nodes.prefill, HANDLE_TTL_S / 3)
     expired = engines.metric(EXPIRED, node=nodes.prefill)
     assert engines.metric(USAGE, node=nodes.decode) > 0
     request = {"model": "tiny", "prompt": [1], "max_tokens": 1, "kv_transfer_params": second.handle}
     answer = engines.post(f"{nodes.prefill}/v1/completions", request)
     assert answer["kv_transfer_params"] is None
-    idle(engines, nodes.decode, 15)
+    idle(engines, nodes.decode, HANDLE_TTL_S / 2)
     assert engines.metric(USAGE, node=nodes.prefill) == 0
     assert engines.metric(EXPIRED, node=nodes.prefill) == expired
 
