@@ -12,7 +12,7 @@ import time
 from array import array
 from collections import deque
 from random import getrandbits
-from typing import Any
+from typing import Any, Final
 from uuid import uuid4
 
 from router.sim import kv_params, plugin
@@ -27,6 +27,9 @@ from router.sim.pull import pull
 from router.sim.record import AbortRecord, Corruption, CorruptionRecord, Received
 from router.sim.sequence import ConnectionCut, EngineDead, LoadFailed, Prompt, Sequence, expected_blocks
 from router.turn.digest import STAMP_FIELD
+
+CLOCK_ZERO_S: Final = time.time() - time.monotonic()
+"""When a real clock was at zero. A virtual one begins there, so that its restarts are apart, too."""
 
 
 class SimEngine:
@@ -56,7 +59,7 @@ class SimEngine:
         self.dead = False
         self.running: dict[str, Sequence] = {}
         self.waiting: deque[tuple[Sequence, asyncio.Future[None]]] = deque()
-        self.started_at_s = time.time()
+        self.started_at_s = CLOCK_ZERO_S + self.clock.now()
         self.died: asyncio.Event = asyncio.Event()
         self._prefilling = asyncio.Lock()
 

@@ -23,6 +23,10 @@ _CLASSES = (
 STAY_FIELD = "boomerang_stay"
 """In ``vllm_xargs``: a decode-only turn wants a handle."""
 _HELD_AS = "_boomerang_checked"
+_MET_AS = "_boomerang_met"
+_MET_S = 600.0
+"""vLLM forgets an engine that it has not read from for an hour, by default."""
+_MET_ENGINES = 1024
 _HASHES_FIELD = "hashes"
 _USED = "_remote_blocks_processed"
 """vLLM's own mark on a handle whose read was begun."""
@@ -181,13 +185,32 @@ class _Hooks:
         return request_finished
 
     def _is_release(self, scheduler: Any, request: Any) -> bool:
-        """A prompt of one token with a handle: nothing can be read for it, and nobody will read from it."""
+        """A prompt of one token with a handle: nothing can be read for it, and nobody will read from it.
+
+        Not where P has not met that D lately. The handshake then still goes on, and an engine without a
+        request stops in the middle of it and tells D nothing: the lease keeps it going.
+        """
+        if not hasattr(request, _HELD_AS) and not cut.is_handle(request.kv_transfer_params):
+            return False
+        is_met = self._meets(scheduler, request.kv_transfer_params)
         return (
             request.num_prompt_tokens == 1
-            and (hasattr(request, _HELD_AS) or cut.is_handle(request.kv_transfer_params))
+            and is_met
             and hasattr(scheduler, "_reqs_not_processed")
             and hasattr(scheduler, "_reqs_need_save")
         )
+
+    def _meets(self, scheduler: Any, params: Mapping[str, Any]) -> bool:
+        """Note that P turns to the D of these params; whether it has before, or need not."""
+        if not params.get("remote_block_ids"):
+            return True
+        met: dict[object, float] = scheduler.__dict__.setdefault(_MET_AS, {})
+        engine, now_s = params.get("remote_engine_id"), clock.here().monotonic_s
+        is_met = now_s - met.get(engine, -_MET_S) < _MET_S
+        if len(met) >= _MET_ENGINES:
+            met.clear()
+        met[engine] = now_s
+        return is_met
 
     def _describe(self, scheduler: Any, request: Any, params: dict[str, Any]) -> None:
         own = node.of(scheduler)

@@ -285,10 +285,20 @@ def test_rejected_tokens_that_are_not_in_flight(make: Any) -> None:
 
 def test_a_release_leg_pins_nothing_and_d_is_told(make: Any) -> None:
     p, handle = make(), exchange(make(), make())
+    prefill(p, [*PROMPT, *ANSWER, 7], handle)
+    p._reqs_need_recv.clear()
     count, params, request = prefill(p, [1], handle)
     assert (count, params) == (0, None)
     assert p._reqs_need_recv == {request.request_id: ()}
     assert p._reqs_not_processed == {request.request_id}
+
+
+def test_the_first_release_to_a_d_keeps_its_lease_until_they_have_met(make: Any) -> None:
+    p, handle = make(), exchange(make(), make())
+    assert prefill(p, [1], handle)[1] is not None
+    assert prefill(p, [1], handle)[1] is None
+    other = handle | {"remote_engine_id": "another"}
+    assert prefill(p, [1], other)[1] is not None
 
 
 def test_a_prompt_of_one_token_without_a_handle_is_none(make: Any) -> None:

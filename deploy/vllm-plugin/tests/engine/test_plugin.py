@@ -253,9 +253,13 @@ def test_a_malformed_handle_is_a_cold_turn(engines: Engines, tokens: object) -> 
 
 
 def test_a_release_leg_frees_d_and_leaves_nothing_on_p(engines: Engines, nodes: Nodes) -> None:
-    # Legs of other tests, which no D has read, are under P's lease.
+    messages = asked("crate", 12)
+    _, second = engines.turn(messages)
+    engines.turn(messages, second.handle)  # P has met this D
+    # Legs of other tests, which no D has read, are under P's lease, and handles pinned on D.
     idle(engines, nodes.prefill, PREFILL_LEASE_S + 30)
-    _, second = engines.turn(asked("crate", 12))
+    idle(engines, nodes.decode)
+    _, second = engines.turn(messages)
     idle(engines, nodes.prefill, HANDLE_TTL_S / 3)
     expired = engines.metric(EXPIRED, node=nodes.prefill)
     assert engines.metric(USAGE, node=nodes.decode) > 0
