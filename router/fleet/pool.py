@@ -186,7 +186,8 @@ class Fleet:
     def _take_good(self, node: Node, probed: Probed) -> None:
         known, seen = node.engine, probed.seen
         new_process = restarted(known, seen)
-        if node.key in self._refused and seen.started_at_s is None:
+        if node.key in self._refused and not new_process:
+            # Who did not even listen has most likely ended; what it had shown is to be shown again.
             new_process, known = True, forget(known)
         self._failures.pop(node.key, None)
         self._refused.discard(node.key)

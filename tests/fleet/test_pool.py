@@ -233,7 +233,7 @@ async def test_what_turns_learn_while_a_probe_runs_stays(upstream: AiohttpUpstre
         ((BROKEN, BROKEN), None, None, True),
         ((REFUSED, REFUSED), None, None, False),
         ((REFUSED,), None, None, False),
-        ((REFUSED, REFUSED), 1000.0, 1000.0, True),
+        ((REFUSED, REFUSED), 1000.0, 1000.0, False),
         ((REFUSED, REFUSED), 1000.0, 2000.0, False),
     ],
 )
