@@ -104,17 +104,17 @@ class Agent:
             messages=self.messages,
             tools=TOOLS,
             temperature=0,
-            max_tokens=48,
+            max_tokens=256,
             stream=True,
             stream_options={"include_usage": True},
         )
         for chunk in raw.parse():
+            if first_s == 0.0:  # an engine's first event comes with its first token
+                first_s = time.perf_counter() - started_s
             if chunk.usage is not None:
                 prompt_tokens = chunk.usage.prompt_tokens
             for choice in chunk.choices:
                 delta = choice.delta
-                if first_s == 0.0 and (delta.content or delta.tool_calls):
-                    first_s = time.perf_counter() - started_s
                 content += delta.content or ""
                 for part in delta.tool_calls or ():
                     _merge(calls, part)

@@ -103,6 +103,8 @@ def _hold(logs: Path, prefix_cache: str) -> None:
     plugin = logs / "plugin"
     arguments = ["--handle-ttl-s", str(HANDLE_TTL_S), "--prefill-lease-s", str(PREFILL_LEASE_S)]
     arguments += ["--prefill-prefix-cache", prefix_cache, "--kv-gib", "1"]
+    # A worker process of its own would spin while it waits, and four nodes share a machine here.
+    arguments += ["--engine-args", "--distributed-executor-backend uni"]
     ports = iter(_free_ports(8))
 
     def options(name: str, *more: str) -> Namespace:
