@@ -22,6 +22,7 @@ demo: setup ## Play an agent against simulated engines, with reuse off and on (A
 
 test: setup ## Run every test that needs no real engine (ARGS go to pytest)
 	$(BIN)/python -m pytest $(ARGS)
+	cd deploy/vllm-plugin && ../../$(BIN)/python -m pytest -q
 
 lint: setup ## Check style, types and import rules
 	$(BIN)/ruff check .
