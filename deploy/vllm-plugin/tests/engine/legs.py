@@ -87,6 +87,7 @@ class Engines:
         events = self.stream("/v1/chat/completions", request, params)
         assert events[-1] == "data: [DONE]"
         chunks = [json.loads(event.removeprefix("data: ")) for event in events[:-1]]
+        assert not any("error" in chunk for chunk in chunks), chunks[-1]
         choices = [choice for chunk in chunks for choice in chunk["choices"]]
         handles = [chunk["kv_transfer_params"] for chunk in chunks if chunk.get("kv_transfer_params")]
         assert len(handles) <= 1, "a stream has one handle"
