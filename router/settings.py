@@ -34,6 +34,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from router.engines.headers import is_token
 from router.origin import parse_origin
 
 ENVIRONMENT_PREFIX = "BOOMERANG_"
@@ -55,7 +56,6 @@ NOT_SETTINGS = frozenset(
 # "boomerang" or "boomerang-…" makes them look like settings (kubernetes.io, "Discovering services").
 _SERVICE_LINK = re.compile(r".*_SERVICE_(HOST|PORT(_.+)?)|.*_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?")
 _SERVICE_LINK_VALUE = re.compile(r"(tcp|udp|sctp)://")
-_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
 class SettingsError(Exception):
@@ -95,7 +95,7 @@ def _store(text: str) -> str:
 
 
 def _header(text: str) -> str:
-    if text and not _HEADER.fullmatch(text):
+    if text and not is_token(text):
         raise ValueError("not a valid header name")
     return text.lower()
 

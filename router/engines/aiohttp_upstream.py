@@ -28,6 +28,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
 from router.engines.aiohttp_wire import Body, Request, Wire, drop_idle, fail, unread, use_wires
+from router.engines.headers import as_utf8, is_header, is_token
 from router.engines.upstream import (
     Answer,
     AnswerStream,
@@ -55,8 +56,6 @@ _OF_THIS_HOP = frozenset(
 """Ours to set. A second length would end a request where the engine thinks that another begins."""
 _NO_AUTOMATIC_HEADERS = ("accept", "accept-encoding", "content-type", "user-agent")
 
-_TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _QUOTED = re.compile(r"""[\s:]*(\n|\\n|\bb\\?["']).*""", re.DOTALL)
 """From the first line's end, or the first bytes literal, to the end; both also as ``repr`` writes them."""
 _TARGET = re.compile(r"/[\x21\x22\x24-\x7e]*")
@@ -203,7 +202,7 @@ class _Exchange:
         Raises UpstreamError, or TimeoutError when ``clock`` runs out.
         """
         call, limits = self._call, self._call.limits
-        if not _TARGET.fullmatch(call.path) or not _TOKEN.fullmatch(call.method):
+        if not _TARGET.fullmatch(call.path) or not is_token(call.method):
             raise Unsendable(f"not a request line: {call.method!r} {call.path!r}")
         headers = _headers(call.headers)
         self._clock = clock
@@ -386,21 +385,13 @@ def _headers(given: tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:
     headers = []
     encoding_named = False
     for name, value in given:
-        if not _TOKEN.fullmatch(name) or _CONTROL.search(value):
+        if not is_header(name, value):
             raise Unsendable(f"not a header: {name!r}")
         lower = name.lower()
         if lower in _OF_THIS_HOP:
             continue
         encoding_named = encoding_named or lower == "accept-encoding"
-        headers.append((name, value if value.isascii() else _utf8(value)))
+        headers.append((name, as_utf8(value)))
     if not encoding_named:
         headers.append(("accept-encoding", "identity"))
     return headers
-
-
-def _utf8(value: str) -> str:
-    """Header text is bytes read as ISO-8859-1, and aiohttp writes UTF-8: keep UTF-8 as the bytes it was."""
-    try:
-        return value.encode("latin-1").decode("utf-8")
-    except UnicodeError:
-        return value

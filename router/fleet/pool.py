@@ -111,6 +111,15 @@ class Fleet:
         finally:
             self._count(key, -1)
 
+    def process(self, key: str) -> str | None:
+        """The engine process that is known to be behind a node *now*.
+
+        A plan's own node may be older than what its turn has learned: the leg that went wrong may have been
+        the first that a new process answered.
+        """
+        node = self._pool.get(key)
+        return process_of(node.engine.engine_id) if node is not None else None
+
     def learn(self, key: str, **facts: Any) -> None:
         """Take over what an answer told of the engine behind a node; see ``Engine`` for the names.
 

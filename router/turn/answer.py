@@ -29,10 +29,6 @@ _UNBUFFERED: Final = (("cache-control", "no-cache"), ("x-accel-buffering", "no")
 """A proxy in front that buffers would turn a stream into a late whole."""
 
 
-_UNSOUND: Final = frozenset({"error", "abort"})
-"""Finish reasons of a turn that leaves nothing behind."""
-
-
 class DecodeFailed(Exception):
     """D answered a server error, or no completion. ``answer`` is its own, if that may be passed on."""
 
@@ -112,7 +108,7 @@ class DecodeLeg:
 
     def _body(self, *, lift_ids: bool) -> bytes:
         node = self.plan.decode
-        salt = self.context.doubts.salt(node.origin, node.engine.engine_id)
+        salt = self.context.doubts.salt(node.origin, self.context.fleet.process(node.key))
         if self.prefilled is None:
             return unsplit_body(self.request, salt=salt)
         # The node's own counts where the prefill leg had none: it may be another than was planned then.
@@ -142,8 +138,8 @@ class DecodeLeg:
         self._note(lifted.answer)
         if "error" in lifted.answer.finish_reasons:
             raise DecodeFailed("finish reason error")
-        if not lifted.answer.unreadable and not _UNSOUND & set(lifted.answer.finish_reasons):
-            await self.remember(self.plan, self.prefilled, Ended(lifted.answer, sent_at_s, waited_from_s))
+        if not lifted.answer.unreadable:
+            await self._remember(Ended(lifted.answer, sent_at_s, waited_from_s))
         await self._pass(answer, lifted.body)
 
     async def _pass(self, answer: AnswerStream, body: bytes) -> None:
@@ -183,7 +179,7 @@ class DecodeLeg:
             out = wire.feed(chunk)
             if wire.done and not remembered:
                 remembered = True
-                await self._remember_stream(wire, sent_at_s, waited_from_s)
+                await self._remember(Ended(wire.answer(), sent_at_s, waited_from_s))
             if out:
                 self.record.first_byte()
                 await self.client.write(out)
@@ -203,10 +199,10 @@ class DecodeLeg:
         """Whether such a stream is complete without ``[DONE]``, which only chat and completions promise."""
         return self.request.endpoint is Endpoint.OTHER and not end.dropped_bytes
 
-    async def _remember_stream(self, wire: tap.Tap, sent_at_s: float, waited_from_s: float) -> None:
-        answer = wire.answer()
-        if answer.error is None and not _UNSOUND & set(answer.finish_reasons):
-            await self.remember(self.plan, self.prefilled, Ended(answer, sent_at_s, waited_from_s))
+    async def _remember(self, ended: Ended) -> None:
+        """Store what the turn leaves behind, if D says that it came to its end."""
+        if ended.answer.error is None and ended.answer.unsound_finish is None:
+            await self.remember(self.plan, self.prefilled, ended)
 
     async def _break_off(self, wire: tap.Tap, why: str, by: EndedBy) -> None:
         """End a stream that has begun and cannot be finished, in a way that no client takes for its end."""

@@ -19,26 +19,27 @@ def no_key() -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class RelaySettings:
-    """The settings that shape turns. ``router.settings`` says what each is for."""
+    """The settings that shape turns. ``router.settings`` says what each is for, and gives its default."""
 
     lifetime: Lifetime
-    verify: str = "auto"
-    answer_tokens: bool = True
-    threshold_tokens: int = 64
-    take_share: float = 0.5
-    connect_s: float = 2.0
-    verify_s: float = 5.0
-    prefill_s: float | None = 600.0
-    pull_s: float = 20.0
-    first_token_s: float | None = None
-    decode_s: float | None = None
-    idle_s: float | None = 300.0
-    max_answer_bytes: int = 268_435_456
-    expose_params: bool = False
-    explain_headers: bool = True
-    prefill_lease_s: float = 30.0
-    rewrite_remote_host: bool = False
+    verify: str
+    answer_tokens: bool
+    threshold_tokens: int
+    take_share: float
+    connect_s: float
+    prefill_s: float | None
+    pull_s: float
+    first_token_s: float | None
+    decode_s: float | None
+    idle_s: float | None
+    expose_params: bool
+    explain_headers: bool
+    prefill_lease_s: float
+    rewrite_remote_host: bool
     api_key: Callable[[], str | None] = no_key
+    verify_s: float = 5.0
+    """Limit on rendering a prompt for the comparison; no setting, as it only costs a cold turn."""
+    max_answer_bytes: int = 268_435_456
 
     def limits(self, answer_s: float | None) -> Limits:
         """The bounds of a leg whose answer has to begin within ``answer_s`` seconds."""

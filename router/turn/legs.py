@@ -16,12 +16,12 @@
 P and D must see the identical prompt, so nothing that shapes it is ever changed on one leg alone.
 """
 
-import re
 from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
+from router.engines.headers import is_header
 from router.engines.nixl import PARAMS_FIELD
 from router.turn.members import Members, join
 from router.turn.request import Request
@@ -65,9 +65,6 @@ _NOT_TO_ENGINES: Final = _HOP_BY_HOP | {
     "x-data-parallel-rank",  # steers the engine's scheduler
 }
 _NOT_TO_CLIENTS: Final = _HOP_BY_HOP | {"content-length", "date", "server", "x-request-id"}
-
-_NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 _TRUE: Final = msgspec.Raw(b"true")
 _FALSE: Final = msgspec.Raw(b"false")
@@ -138,11 +135,7 @@ def client_headers(headers: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     What is no header by RFC 9110, section 5, stays behind: our client lets it in, and our server refuses it.
     """
     named = _named_by_connection(headers)
-    return [
-        (k, v)
-        for k, v in headers
-        if k not in _NOT_TO_CLIENTS and k not in named and _NAME.fullmatch(k) and not _CONTROL.search(v)
-    ]
+    return [(k, v) for k, v in headers if k not in _NOT_TO_CLIENTS and k not in named and is_header(k, v)]
 
 
 def _named_by_connection(headers: Sequence[tuple[str, str]]) -> frozenset[str]:

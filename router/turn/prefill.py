@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from router.engines import nixl
 from router.engines.upstream import Answer, Call, NeverSent, UpstreamError
+from router.fleet.node import Node
 from router.telemetry.facts import Outcome, PromptMismatch
 from router.turn import tap
 from router.turn.context import Context
@@ -23,7 +24,6 @@ from router.turn.refusal import Refused
 from router.turn.request import Request
 from router.turn.reuse import Reuse
 
-_UNSANE_FINISH = frozenset({"abort", "error"})
 _LIFT_IDS = tap.TapSettings(lift_token_ids=True)
 
 
@@ -110,23 +110,27 @@ async def prefill(
         raise Refused("prefill", node.key, answer)
     if answer.status != 200:
         raise PrefillFailed(f"status {answer.status}", answer=answer)
-    return _read(context, request, plan, reuse, answer, salt=salt)
+    return _read(context, request.model, node, plan, reuse, answer=answer, salt=salt)
 
 
 def _read(
-    context: Context, request: Request, plan: Plan, reuse: Reuse, answer: Answer, *, salt: str | None
+    context: Context,
+    model: str,
+    node: Node,
+    plan: Plan,
+    reuse: Reuse,
+    *,
+    answer: Answer,
+    salt: str | None,
 ) -> Prefilled:
-    node = plan.prefill
-    if node is None:
-        raise ValueError("a plan without a prefill node has no prefill leg")
     try:
         lifted = tap.lift(answer.body, _LIFT_IDS).answer
     except ValueError as error:
         raise PrefillFailed(f"an answer that is no JSON object: {error}") from None
     if lifted.error is not None or lifted.unreadable:
         raise PrefillFailed("an answer that is no completion")
-    if any(reason in _UNSANE_FINISH for reason in lifted.finish_reasons):
-        raise PrefillFailed(f"finish reason {lifted.finish_reasons[0]}")
+    if lifted.unsound_finish is not None:
+        raise PrefillFailed(f"finish reason {lifted.unsound_finish}")
     params, sent = None, lifted.params
     if lifted.params is not None:
         try:
@@ -146,7 +150,8 @@ def _read(
     if stopped or not context.doubts.confirm(node.origin, verifies=verifies):
         # Another process, or the same without its plugin: it may have read a handle that nobody verified.
         raise PromptDiffers(f"{node.key} does not verify handles any more")
-    _compare(context, request, plan, reuse, prompt_ids=lifted.prompt_token_ids)
+    if plan.verify is Verify.ROUTER:
+        _compare(context, model, node, reuse, lifted.prompt_token_ids)
     return Prefilled(
         params=sent,
         prompt_ids=lifted.prompt_token_ids,
@@ -156,26 +161,17 @@ def _read(
     )
 
 
-def _compare(
-    context: Context,
-    request: Request,
-    plan: Plan,
-    reuse: Reuse,
-    *,
-    prompt_ids: array[int] | None,
-) -> None:
+def _compare(context: Context, model: str, node: Node, reuse: Reuse, prompt_ids: array[int] | None) -> None:
     """Raise PromptDiffers if P may have read KV that is not its prompt's."""
-    if not reuse.tokens:
+    if not reuse.tokens or reuse.expected is None:
         return
-    node = plan.prefill.key if plan.prefill is not None else ""
-    if plan.verify is not Verify.ROUTER or reuse.expected is None:
+    read = chain(prompt_ids) if prompt_ids is not None else None
+    if read == reuse.expected:
         return
-    if prompt_ids is not None and chain(prompt_ids) == reuse.expected:
-        return
-    context.doubts.mistrust(request.model, context.now())
-    context.facts.publish(PromptMismatch(request.model, node, reuse.tokens))
-    if prompt_ids is None or not chain(prompt_ids).agrees(reuse.expected, reuse.tokens):
-        raise PromptDiffers(f"{node} read another prompt than was verified")
+    context.doubts.mistrust(model, context.now())
+    context.facts.publish(PromptMismatch(model, node.key, reuse.tokens))
+    if read is None or not read.agrees(reuse.expected, reuse.tokens):
+        raise PromptDiffers(f"{node.key} read another prompt than was verified")
 
 
 def tell_use(custody: Custody, plan: Plan, reuse: Reuse, prefilled: Prefilled) -> str | None:

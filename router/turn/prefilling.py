@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from router import errors
 from router.engines.upstream import NeverSent, Stale, TimedOut, Unsendable
-from router.fleet.node import Node, process_of
+from router.fleet.node import Node
 from router.telemetry.facts import HandleFact, LegFailed, Outcome, Phase
 from router.turn.context import Context
 from router.turn.custody import Custody
@@ -60,11 +60,11 @@ class Prefilling:
                 raise errors.BadRequest(f"the request cannot be forwarded: {error}") from error
             except NeverSent as error:
                 last = error
-                self._failed(plan, str(error), "other_node", with_handle=False)
+                self._failed(str(error), "other_node", with_handle=False)
                 self.exclude(plan.prefill.key)
             except PromptDiffers as error:
                 last = error
-                self._failed(plan, str(error), "salted", with_handle=reuse.carries_handle)
+                self._failed(str(error), "salted", with_handle=reuse.carries_handle)
                 if reuse.carries_handle:
                     self.custody.tell(Outcome.FAILED, reuse.tokens, Reason.MISMATCH)
                 known = self._as_known(self.situation.prefills)
@@ -105,8 +105,8 @@ class Prefilling:
 
     def _kind_of_prompt(self, plan: Plan) -> Hashable:
         node, request = plan.prefill, self.record.request
-        process = self._process(node) if node is not None else None
-        return (node.origin if node else "", process, request.path, request.model, hash(self.situation.shape))
+        where = (node.origin, self.context.fleet.process(node.key)) if node is not None else None
+        return (where, request.path, request.model, hash(self.situation.shape))
 
     def _mistrusts(self) -> bool:
         """Whether the model's prompts are read otherwise than rendered, be it past the tokens in use."""
@@ -115,21 +115,13 @@ class Prefilling:
     def _taint_salt(self, plan: Plan) -> str | None:
         """The salt of both legs where the prefix cache of either node is not to be trusted."""
         nodes = (plan.prefill, plan.decode)
-        salts = (self.context.doubts.salt(node.origin, self._process(node)) for node in nodes if node)
+        doubts, fleet = self.context.doubts, self.context.fleet
+        salts = (doubts.salt(node.origin, fleet.process(node.key)) for node in nodes if node)
         return next((salt for salt in salts if salt is not None), None)
 
     def _taint(self, node: Node) -> None:
         """What P filed in its prefix cache may be wrong: later requests keep away from it, this one too."""
-        self.context.doubts.taint(node.origin, self._process(node))
-
-    def _process(self, node: Node) -> str | None:
-        """The engine process that is known to be behind a node *now*.
-
-        A plan's own node may be older than what this very turn has learned: the leg that went wrong may have
-        been the first that a new process answered.
-        """
-        known = self.context.fleet.snapshot.get(node.key)
-        return process_of(known.engine.engine_id) if known is not None else None
+        self.context.doubts.taint(node.origin, self.context.fleet.process(node.key))
 
     def _plan(self, last: Exception | None) -> Plan:
         found = self.situation.found
@@ -172,19 +164,19 @@ class Prefilling:
 
     def _after_failure(self, plan: Plan, reuse: Reuse, error: PrefillFailed, attempt: int) -> None:
         """Go on once more without the handle, or raise what the client is told."""
-        key = plan.prefill.key if plan.prefill is not None else ""
+        key = self.record.prefill
         if reuse.carries_handle:
             overdue = isinstance(error.cause, TimedOut)
-            self._failed(plan, str(error), "cold_retry", with_handle=True)
+            self._failed(str(error), "cold_retry", with_handle=True)
             self.custody.tell(Outcome.FAILED, reuse.tokens, "overdue" if overdue else "failed")
             if plan.handle is not None and not isinstance(error.cause, Stale):
                 self.context.doubts.cool(key, plan.handle.decode, self.context.now())
             self.go_cold()
             return
         if isinstance(error.cause, Stale) and attempt == 1:
-            self._failed(plan, str(error), "retry", with_handle=False)
+            self._failed(str(error), "retry", with_handle=False)
             return
-        self._failed(plan, str(error), "fail", with_handle=False)
+        self._failed(str(error), "fail", with_handle=False)
         if error.cause is not None:
             raise told("prefill", key, error.cause) from error
         raise answered("prefill", key, error.answer, str(error)) from error
@@ -203,8 +195,9 @@ class Prefilling:
             self.context.facts.publish(HandleFact(Outcome.MISSING_PREFILL_PARAMS, record.prefill, 0))
         return plan
 
-    def _failed(self, plan: Plan, why: str, action: str, *, with_handle: bool) -> None:
-        node = plan.prefill.key if plan.prefill is not None else ""
+    def _failed(self, why: str, action: str, *, with_handle: bool) -> None:
+        """Tell of a leg to the prefill node of the plan in force."""
+        node = self.record.prefill
         self.context.facts.publish(
             LegFailed(self.record.request.turn_id, "prefill", node, why, with_handle, action)
         )

@@ -19,6 +19,9 @@ EMPTY = frozenset({b"null", b"", b'""', b"[]", b"{}", b"false"})
 """JSON values that say nothing."""
 
 
+_UNSOUND = frozenset({"abort", "error"})
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Token counts as the engine reports them; None where it does not."""
@@ -50,6 +53,11 @@ class Answer:
     usage: Usage | None
     error: bytes | None
     unreadable: int
+
+    @property
+    def unsound_finish(self) -> str | None:
+        """The first finish reason by which an engine says that a choice did not come to its end."""
+        return next((reason for reason in self.finish_reasons if reason in _UNSOUND), None)
 
 
 class Seen(NamedTuple):

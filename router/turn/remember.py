@@ -33,10 +33,12 @@ class Memory:
         lineage = self.lineage
         if lineage is None:
             return
+        prompt_tokens = _prompt_tokens(prefilled, ended)
+        held_tokens = handle.tokens if handle is not None else 0
         trace = Trace(
             prefill=plan.prefill.key if plan.prefill is not None else "",
             decode=plan.decode.key,
-            prompt_tokens=self._prompt_tokens(prefilled, ended, handle),
+            prompt_tokens=prompt_tokens if prompt_tokens is not None else held_tokens,
             prompt_bytes=lineage.sizes_bytes[-1],
             reused_tokens=prefilled.reused_tokens or 0,
             computed_at_s=self.context.now(),
@@ -64,14 +66,13 @@ class Memory:
             self.context.fleet.learn(
                 node, engine_id=params.engine_id or None, push_mode=params.push_mode, stamps=params.stamped
             )
-        prompt_tokens = self._prompt_tokens(prefilled, ended, None)
         accepted = accept(
             Finish(
                 params=self._reachable(plan, ended),
                 decode=node,
                 sent_at_s=ended.sent_at_s,
                 waited_from_s=ended.waited_from_s,
-                prompt_tokens=prompt_tokens,
+                prompt_tokens=_prompt_tokens(prefilled, ended) or 0,
                 held=self._held(plan, prefilled, ended, params),
                 media_depth=self.lineage.media_depth if self.lineage is not None else 0,
                 started_at_s=plan.decode.engine.started_at_s,
@@ -121,10 +122,9 @@ class Memory:
         ids = held_ids(prefilled, ended.answer, params.tokens)
         return chain(ids) if ids is not None else None
 
-    @staticmethod
-    def _prompt_tokens(prefilled: Prefilled, ended: Ended, handle: Handle | None) -> int:
-        if prefilled.prompt_ids is not None:
-            return len(prefilled.prompt_ids)
-        if ended.answer.usage is not None and ended.answer.usage.prompt_tokens is not None:
-            return ended.answer.usage.prompt_tokens
-        return handle.tokens if handle is not None else 0
+
+def _prompt_tokens(prefilled: Prefilled, ended: Ended) -> int | None:
+    """How many tokens the prompt has, as the engines tell; None where neither does."""
+    if prefilled.prompt_ids is not None:
+        return len(prefilled.prompt_ids)
+    return ended.answer.usage.prompt_tokens if ended.answer.usage is not None else None

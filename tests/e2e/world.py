@@ -5,20 +5,22 @@ The turn code, the ledger, the fleet and its probes are the real ones; only sock
 
 import asyncio
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import count
 from typing import Final, Self, TypeVar
 
 import msgspec
 
+from router.app import relay_settings
 from router.fleet.doubts import Doubts
 from router.fleet.pool import Fleet
 from router.ledger.memory import MemoryLedger
+from router.settings import Settings
 from router.sim.engine import SimEngine
 from router.sim.upstream import SimUpstream
 from router.telemetry.facts import Facts
-from router.turn.context import Context, RelaySettings
+from router.turn.context import Context, no_key
 from router.turn.handle import Lifetime
 from router.turn.relay import Relay
 from router.turn.request import Endpoint, read_request
@@ -75,7 +77,8 @@ class World(Stage):
             ledger=MemoryLedger(max_branches=setup.max_branches, trace_ttl_s=3_600.0, now=clock.now),
             facts=facts,
             doubts=Doubts(),
-            settings=RelaySettings(
+            settings=replace(
+                relay_settings(Settings(prefill=tuple(prefills), decode=tuple(decodes)), no_key),
                 lifetime=Lifetime(setup.ttl_s, setup.margin_s, explicit=True),
                 verify=setup.verify,
                 answer_tokens=setup.answer_tokens,
