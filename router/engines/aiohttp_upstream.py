@@ -18,16 +18,16 @@ Connections are pooled per origin, without a limit, and so without a queue: admi
 import asyncio
 import re
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 
 import aiohttp
 from aiohttp.client_middlewares import ClientHandlerType
 from aiohttp.client_reqrep import ConnectionKey
-from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
-from router.engines.aiohttp_wire import Body, Request, Wire, drop_idle, fail, unread, use_wires
+from router.engines.aiohttp_answer import Arriving, told
+from router.engines.aiohttp_wire import Body, Request, Wire, drop_idle, use_wires
 from router.engines.headers import as_utf8, is_header, is_token
 from router.engines.upstream import (
     Answer,
@@ -38,7 +38,6 @@ from router.engines.upstream import (
     NeverSent,
     Stale,
     TimedOut,
-    TooLarge,
     Unsendable,
     UpstreamError,
 )
@@ -49,6 +48,8 @@ _MAX_STATUS_LINE_BYTES = 8_192
 _MAX_HEADER_BYTES = 16_384
 _MAX_HEADERS = 128
 _DNS_TTL_S = 10
+_HELD_UP_S = 0.1
+"""A timer that fires later than this was kept waiting by the event loop."""
 
 _OF_THIS_HOP = frozenset(
     {"connection", "content-length", "expect", "host", "keep-alive", "transfer-encoding"}
@@ -56,8 +57,6 @@ _OF_THIS_HOP = frozenset(
 """Ours to set. A second length would end a request where the engine thinks that another begins."""
 _NO_AUTOMATIC_HEADERS = ("accept", "accept-encoding", "content-type", "user-agent")
 
-_QUOTED = re.compile(r"""[\s:]*(\n|\\n|\bb\\?["']).*""", re.DOTALL)
-"""From the first line's end, or the first bytes literal, to the end; both also as ``repr`` writes them."""
 _TARGET = re.compile(r"/[\x21\x22\x24-\x7e]*")
 """Printable ASCII without blanks, and without a fragment, which would be cut off."""
 
@@ -192,11 +191,11 @@ class _Exchange:
         self._call = call
         self._wire: Wire | None = None
         self._clock: asyncio.Timeout | None = None
-        self._answer: _Answer | None = None
+        self._answer: Arriving | None = None
         self._given_up = False
         self._key: ConnectionKey | None = None
 
-    async def open(self, clock: asyncio.Timeout) -> "_Answer":
+    async def open(self, clock: asyncio.Timeout) -> Arriving:
         """Send the request and wait for the headers; ``clock`` is set when the request gets a connection.
 
         Raises UpstreamError, or TimeoutError when ``clock`` runs out.
@@ -207,15 +206,7 @@ class _Exchange:
         headers = _headers(call.headers)
         self._clock = clock
         try:
-            response = await self._session.request(
-                call.method,
-                URL(self.origin + call.path, encoded=True),
-                headers=headers,
-                data=Body(call.body) if call.body else None,
-                allow_redirects=False,
-                timeout=aiohttp.ClientTimeout(total=None, connect=limits.connect_s),
-                middlewares=(self._attach,),
-            )
+            response = await self._request(headers)
         except aiohttp.InvalidURL as error:
             raise Unsendable(f"not an origin: {self.origin}") from error
         except aiohttp.ClientError as error:
@@ -224,7 +215,7 @@ class _Exchange:
             raise Unsendable(f"{self.origin}: {error}") from error
         finally:
             self._clock = None
-        self._answer = _Answer(self.origin, response, limits)
+        self._answer = Arriving(self.origin, response, limits)
         if response.status == 101:
             raise Broken(f"{self.origin}: answered 101, which nobody had asked for")
         return self._answer
@@ -236,6 +227,32 @@ class _Exchange:
             self._answer.close()
         elif self._wire is not None:
             self._wire.abort()
+
+    async def _request(self, headers: list[tuple[str, str]]) -> aiohttp.ClientResponse:
+        """The answer's head. Raises as aiohttp does.
+
+        A connection is given a second time where the limit passed unseen: whoever held this loop up for so
+        long kept it from seeing the connection too, which says nothing of the engine.
+        """
+        call, connect_s = self._call, self._call.limits.connect_s
+        loop = asyncio.get_running_loop()
+        late = False
+        while True:
+            due_s = loop.time() + connect_s
+            try:
+                return await self._session.request(
+                    call.method,
+                    URL(self.origin + call.path, encoded=True),
+                    headers=headers,
+                    data=Body(call.body) if call.body else None,
+                    allow_redirects=False,
+                    timeout=aiohttp.ClientTimeout(total=None, connect=connect_s),
+                    middlewares=(self._attach,),
+                )
+            except aiohttp.ConnectionTimeoutError:
+                if late or loop.time() < due_s + _HELD_UP_S:
+                    raise
+                late = True
 
     async def _attach(
         self, request: aiohttp.ClientRequest, handler: ClientHandlerType
@@ -253,7 +270,7 @@ class _Exchange:
 
     def _fault(self, error: aiohttp.ClientError) -> UpstreamError:
         """Which fault it was that came instead of the headers."""
-        text = _text(self.origin, error)
+        text = told(self.origin, error)
         if self._wire is None:
             return NeverSent(text)
         if self._wire.uses > 1 and not self._wire.heard and not self._given_up:
@@ -265,119 +282,8 @@ class _Exchange:
         return Broken(text)
 
 
-class _Answer:
-    """An answer whose body is still coming: the ``AnswerStream`` of a call."""
-
-    def __init__(self, origin: str, response: aiohttp.ClientResponse, limits: Limits) -> None:
-        self.status = response.status
-        # ISO-8859-1 maps each byte to itself, as ASGI does, so that a value goes on byte for byte.
-        self.headers = tuple(
-            (name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in response.raw_headers
-        )
-        self._origin = origin
-        self._response = response
-        self._limits = limits
-        self._fault: UpstreamError | None = None
-        self._loop = asyncio.get_running_loop()
-        self._waiting_since_s: float | None = None
-        self._watch: asyncio.TimerHandle | None = None
-
-    def chunks(self) -> AsyncIterator[bytes]:
-        """The body, as it arrives, each chunk as soon as it is there; raises UpstreamError."""
-        return _Chunks(self)
-
-    async def read(self) -> bytes:
-        """The whole rest of the body; raises UpstreamError, ``TooLarge`` past ``max_answer_bytes``."""
-        largest = self._limits.max_answer_bytes
-        pieces, size = [], 0
-        while piece := await self.next():
-            size += len(piece)
-            if size > largest:
-                self._fault = TooLarge(f"{self._origin}: the answer is larger than {largest} bytes")
-                self.close()
-                raise self._fault
-            pieces.append(piece)
-        return b"".join(pieces)
-
-    async def next(self) -> bytes:
-        """What has come since the last time, or as soon as something comes; empty at the end."""
-        if self._fault is not None:
-            raise self._fault
-        content, idle_s = self._response.content, self._limits.idle_s
-        if idle_s is not None:
-            self._waiting_since_s = self._loop.time()
-            if self._watch is None:
-                self._watch = self._loop.call_later(idle_s, self._check_idle, idle_s)
-        try:
-            piece = await content.readany()
-        except TimedOut as late:
-            self._fault = late
-            raise
-        except (aiohttp.ClientError, OSError, HttpProcessingError) as error:
-            fault = self._broken(error)
-            piece = unread(content)
-            if not piece:
-                raise fault from error
-        finally:
-            self._waiting_since_s = None
-        if not piece:
-            self._stop_watch()
-        return piece
-
-    def close(self) -> None:
-        """Close the connection at once, if the body has not ended."""
-        self._stop_watch()
-        if self._fault is None and not self._response.content.at_eof():
-            self._fault = Broken(f"{self._origin}: closed by us before the body was read")
-        self._response.close()
-
-    def _broken(self, error: Exception) -> UpstreamError:
-        if self._fault is None:
-            self._fault = Broken(_text(self._origin, error))
-        return self._fault
-
-    def _check_idle(self, idle_s: float) -> None:
-        """End a wait that has lasted too long. One timer for the whole body, not one for each chunk."""
-        waited_s = 0.0
-        if self._waiting_since_s is not None:
-            waited_s = self._loop.time() - self._waiting_since_s
-        if waited_s < idle_s:
-            self._watch = self._loop.call_later(idle_s - waited_s, self._check_idle, idle_s)
-            return
-        self._watch = None
-        fail(self._response.content, TimedOut("idle", idle_s))
-
-    def _stop_watch(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
-            self._watch = None
-
-
-class _Chunks:
-    """Iterates over a body. A plain object: a generator left early would linger until it is collected."""
-
-    def __init__(self, answer: _Answer) -> None:
-        self._answer = answer
-
-    def __aiter__(self) -> "_Chunks":
-        return self
-
-    async def __anext__(self) -> bytes:
-        if piece := await self._answer.next():
-            return piece
-        raise StopAsyncIteration
-
-
 def _late(limits: Limits) -> TimedOut:
     return TimedOut("answer", limits.answer_s or 0.0)
-
-
-def _text(origin: str, error: Exception) -> str:
-    """What went wrong, without the engine's bytes: aiohttp quotes them, and they may be of an answer."""
-    told = str(error)
-    if isinstance(error, aiohttp.ClientResponseError | HttpProcessingError):
-        told = error.message
-    return f"{origin}: {_QUOTED.sub('', told) or type(error).__name__}"
 
 
 def _headers(given: tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:

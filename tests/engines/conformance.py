@@ -7,6 +7,7 @@ A test module for a client derives the classes of ``conformance*.py`` and define
 import asyncio
 import socket
 import ssl
+import time
 from dataclasses import replace
 from typing import Protocol
 
@@ -45,6 +46,11 @@ async def collect(upstream: Upstream, origin: str, call: Call, into: bytearray) 
             into += chunk
 
 
+async def answer_once(peer: Peer) -> None:
+    await peer.request()
+    await peer.answer()
+
+
 class FaultsConformance:
     async def test_refused_is_never_sent(self, make_upstream: MakeUpstream) -> None:
         with pytest.raises(NeverSent) as caught:
@@ -81,6 +87,14 @@ class FaultsConformance:
             finally:
                 for filler in fillers:
                     filler.close()
+
+    async def test_a_loop_that_was_held_up_is_no_connect_time_out(self, make_upstream: MakeUpstream) -> None:
+        async with engine(answer_once) as here:
+            call = Call("GET", "/", limits=Limits(connect_s=0.2))
+            asked = asyncio.create_task(make_upstream().send(here.origin, call))
+            await asyncio.sleep(0)
+            time.sleep(0.5)  # noqa: ASYNC251 - the loop stands still while the connection is made
+            assert (await soon(asked)).status == 200
 
     @pytest.mark.parametrize("origin", ["http://", "nonsense", "ftp://127.0.0.1:1", "http://127.0.0.1:99999"])
     async def test_an_impossible_origin_is_unsendable(self, make_upstream: MakeUpstream, origin: str) -> None:
