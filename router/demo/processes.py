@@ -73,34 +73,36 @@ def pool(*, port: int, plugin: bool) -> Iterator[Pool]:
         running = []
         for name, (arguments, at, path) in commands.items():
             log = Path(folder) / f"{at}.log"
-            running.append((name, started.enter_context(_process(arguments, log)), log, at, path))
-        for name, process, log, at, path in running:
-            _wait(name, process, log, f"http://127.0.0.1:{at}{path}")
+            running.append((name, started.enter_context(process(arguments, log)), log, at, path))
+        for name, one, log, at, path in running:
+            wait_ready(name, one, log, f"http://127.0.0.1:{at}{path}")
         origin = "http://127.0.0.1:{}".format
         yield Pool(origin(prefill), origin(decode), origin(off), origin(on))
 
 
 @contextlib.contextmanager
-def _process(arguments: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    with log.open("wb") as output:
-        process = subprocess.Popen(  # noqa: S603 - our own command, with arguments made here
+def process(arguments: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run ``boomerang`` with ``arguments``, its output in ``log``; stopped at the end."""
+    with log.open("ab") as output:
+        started = subprocess.Popen(  # noqa: S603 - our own command, with arguments made here
             [sys.executable, "-m", "router", *arguments], stdout=output, stderr=subprocess.STDOUT
         )
     try:
-        yield process
+        yield started
     finally:
-        process.terminate()
+        started.terminate()
         try:
-            process.wait(timeout=5)
+            started.wait(timeout=5)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            started.kill()
+            started.wait()
 
 
-def _wait(name: str, process: subprocess.Popen[bytes], log: Path, url: str) -> None:
+def wait_ready(name: str, started: subprocess.Popen[bytes], log: Path, url: str) -> None:
+    """Until ``url`` answers 200. Raises NotStarted."""
     end_s = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < end_s:
-        if process.poll() is not None:
+        if started.poll() is not None:
             break
         with contextlib.suppress(httpx.HTTPError):
             if httpx.get(url, timeout=2.0).status_code == 200:

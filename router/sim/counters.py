@@ -15,6 +15,8 @@ class Counters:
     finished: int = 0
     prompt_tokens: int = 0
     computed_tokens: int = 0
+    prefill_busy_s: float = 0.0
+    """How long prompts were being computed, one at a time."""
     generation_tokens: int = 0
     cache_queries: int = 0
     cache_hits: int = 0

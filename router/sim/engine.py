@@ -282,6 +282,7 @@ class SimEngine:
         if seconds:
             async with self._prefilling:
                 await self.pause(sequence, seconds)
+                self.counters.prefill_busy_s += seconds
         actual = extend(hits + pulled, expected, sequence.loaded_tokens, size)
         for index in range(sequence.hit_blocks, len(actual)):
             pool.write(sequence.blocks[index], actual[index])

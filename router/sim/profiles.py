@@ -12,7 +12,7 @@
 20 ms per further output token is an assumption of ours: the source does not say.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 
@@ -33,6 +33,19 @@ class Profile:
     output_ms_per_token: float = 0.0
     concurrency: int = 256
     """Requests that run at the same time; more of them wait."""
+
+    def scaled(self, factor: float) -> "Profile":
+        """The same engine, ``factor`` times as slow: for a machine that cannot keep up with the real one."""
+        return replace(
+            self,
+            prefill_ms=self.prefill_ms * factor,
+            prefill_ms_per_token=self.prefill_ms_per_token * factor,
+            transfer_ms=self.transfer_ms * factor,
+            transfer_ms_per_token=self.transfer_ms_per_token * factor,
+            delivery_ms=self.delivery_ms * factor,
+            delivery_ms_per_token=self.delivery_ms_per_token * factor,
+            output_ms_per_token=self.output_ms_per_token * factor,
+        )
 
     def prefill_s(self, tokens: int) -> float:
         """Seconds to compute ``tokens`` prompt tokens.

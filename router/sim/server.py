@@ -195,6 +195,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True, help="0 for any free one")
     parser.add_argument("--profile", choices=sorted(PROFILES), default="qwen3-32b")
+    parser.add_argument("--time-scale", type=float, default=1.0, help="how many times as slow as the profile")
     parser.add_argument("--version", dest="engine_version", choices=("0.32.0", "0.33.0"), default="0.33.0")
     parser.add_argument("--model", default=EngineConfig().model, help="the served model's name")
     parser.add_argument("--plugin", action="store_true", help="with the engine-mode plugin")
@@ -216,7 +217,7 @@ def configured(arguments: argparse.Namespace) -> EngineConfig:
     """The engine that the options describe."""
     return EngineConfig(
         role=arguments.role,
-        profile=PROFILES[arguments.profile],
+        profile=PROFILES[arguments.profile].scaled(arguments.time_scale),
         version=arguments.engine_version,
         model=arguments.model,
         plugin=arguments.plugin,
