@@ -5,9 +5,11 @@ import contextlib
 import gc
 import logging
 import math
-import time
+import signal
+import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -22,35 +24,52 @@ from prometheus_client import (
 )
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.exceptions import HTTPException
-from starlette.requests import Request as HttpRequest
 from starlette.routing import Route
 
-from router import __version__, errors
+from router import __version__
 from router.check.observed import Assumed
 from router.check.quick import quick
 from router.engines.aiohttp_upstream import AiohttpUpstream
 from router.engines.upstream import Upstream
+from router.fleet.admission import Admission, AdmissionLimits
+from router.fleet.discovery.reconcile import Reconciler
 from router.fleet.doubts import Doubts
 from router.fleet.node import Node, State
-from router.fleet.pool import Fleet, Probe
-from router.fleet.probe import Probed, Prober
 from router.http import probes
+from router.http.admin import NodeRoutes, admin_application
+from router.http.conversations import ConversationRoutes, EndRoute
+from router.http.listener import listen, origin_of, serve_on
 from router.http.models import ModelsRoute
 from router.http.openai import PATHS, InferenceRoute, OpenTurns
 from router.http.protocol import Protocol
-from router.ledger.memory import MemoryLedger
-from router.ledger.store import LedgerStats
-from router.settings import Settings
+from router.http.refusals import refuse
+from router.ledger.gaps import Gaps
+from router.ledger.store import LedgerStats, LedgerUnavailable
+from router.settings import MEMORY, Settings
+from router.sources import SETTINGS_SOURCE, fleet_of, settings_nodes, sources_of
+from router.stores import store_of
 from router.supervise import every, supervised
-from router.telemetry import logs
-from router.telemetry.facts import Facts
+from router.telemetry import logs, shared_metrics
+from router.telemetry.facts import Facts, NodeChanged
 from router.telemetry.metrics import Metrics, StateCollector, build_info
+from router.telemetry.pin_metrics import PinCollector
+from router.telemetry.shared_metrics import SharedMetrics
 from router.turn.context import Context, RelaySettings
 from router.turn.handle import Lifetime
 from router.turn.relay import Relay
+from router.turn.release import Releases
+from router.turn.releasing import Releasing
+from router.workers import Workers
 
 SWEEP_EVERY_S = 1.0
+WRITE_METRICS_EVERY_S = 1.0
+SHARED_SIZES_SWEEPS = 15
+"""Sweeps between two looks at the sizes of a shared store, which every router of it takes."""
+LOOK_AT_SHARED_EVERY_S = 1.0
+"""How often each router looks at what handles pin, where that is kept in a shared store."""
 ANNOUNCE_POLL_S = 0.1
+WORKER_READY_WITHIN_S = 10.0
+"""After that time a worker takes connections even if a node has not answered its first probe."""
 PAIRS_ANNOUNCED = 16
 """Pairs named in the log at the start; ``/health`` lists more, and counts all."""
 READ_KEY_EVERY_S = 1.0
@@ -65,6 +84,8 @@ def relay_settings(settings: Settings, key: Callable[[], str | None]) -> RelaySe
         answer_tokens=settings.answer_tokens,
         threshold_tokens=settings.reuse_threshold_tokens,
         take_share=settings.take_share,
+        policy=settings.policy,
+        stay_max_tokens=settings.stay_max_tokens,
         connect_s=settings.connect_timeout_s,
         prefill_s=settings.prefill_timeout_s,
         pull_s=settings.pull_timeout_s,
@@ -74,7 +95,9 @@ def relay_settings(settings: Settings, key: Callable[[], str | None]) -> RelaySe
         expose_params=settings.expose_params,
         explain_headers=settings.explain_headers,
         prefill_lease_s=settings.prefill_lease_s,
+        admission_wait_s=settings.admission_wait_s,
         rewrite_remote_host=settings.rewrite_remote_host,
+        one_shot=settings.one_shot,
         api_key=key,
     )
 
@@ -104,19 +127,40 @@ class Router:
     open_turns: OpenTurns
     ledger_stats: LedgerStats
     key: EngineKey
+    reconciler: Reconciler
+    releasing: Releasing
     draining: bool = False
+    admin_listener: socket.socket | None = None
+    """Where the admin API listens; made when it is first served, if it was not before."""
+    sweeps: int = 0
+    shared: SharedMetrics | None = None
+    """Set where several workers answer scrapes for each other."""
 
     async def sweep(self) -> None:
         """Drop what has expired, and take the sizes that a scrape shows."""
-        await self.context.ledger.sweep()
-        self.ledger_stats = await self.context.ledger.stats()
+        sweeps = self.sweeps
+        self.sweeps += 1
+        # Of a shared store that does not answer facts tell already; the last sizes stay.
+        with contextlib.suppress(LedgerUnavailable):
+            await self.context.ledger.sweep()
+            if self.settings.store == MEMORY or sweeps % SHARED_SIZES_SWEEPS == 0:
+                self.ledger_stats = await self.context.ledger.stats()
+
+    def scrape(self) -> bytes:
+        """The metrics, in the text format; those of all workers where there are several."""
+        return generate_latest(self.registry) if self.shared is None else self.shared.scrape()
+
+    async def nodes_known(self) -> None:
+        """Until every node has been probed."""
+        fleet = self.context.fleet
+        # A snapshot has no event to wait for.
+        while not (nodes := fleet.snapshot.nodes) or any(_unknown(node) for node in nodes):  # noqa: ASYNC110
+            await asyncio.sleep(ANNOUNCE_POLL_S)
 
     async def announce(self) -> None:
         """Once every node has been probed, say in the log what mode each pair is in and what is amiss."""
         fleet = self.context.fleet
-        # A snapshot has no event to wait for.
-        while any(node.state is State.STARTING and not node.reason for node in fleet.snapshot.nodes):  # noqa: ASYNC110
-            await asyncio.sleep(ANNOUNCE_POLL_S)
+        await self.nodes_known()
         settings = self.settings
         assumed = Assumed(
             settings.decode_ttl_s,
@@ -124,7 +168,8 @@ class Router:
             settings.prefill_lease_s,
             settings.reuse_threshold_tokens,
         )
-        told = quick(fleet.snapshot.nodes, mode=settings.verify, assumed=assumed)
+        wanted = [node for node in fleet.snapshot.nodes if node.state is not State.DRAINING]
+        told = quick(wanted, mode=settings.verify, assumed=assumed)
         for pair in told.pairs[:PAIRS_ANNOUNCED]:
             why = f" ({pair.reason})" if pair.reason else ""
             LOG.info("pair %s > %s: verify=%s%s", pair.prefill, pair.decode, pair.verify, why)
@@ -133,6 +178,22 @@ class Router:
         for finding in told.findings:
             LOG.warning("%s: %s: %s; %s", finding.subject, finding.check, finding.seen, finding.advice)
         await asyncio.Event().wait()  # once is enough, and a supervised task that ends is started again
+
+    def listen_for_admin(self) -> socket.socket:
+        """The admin API's socket. Raises OSError where its address cannot be had."""
+        if self.admin_listener is None or self.admin_listener.fileno() < 0:
+            self.admin_listener = listen(self.settings.admin_host, self.settings.admin_port or 0)
+        return self.admin_listener
+
+    async def administer(self) -> None:
+        """Serve the admin API until cancelled."""
+        listener = self.listen_for_admin()
+        LOG.info("admin API on %s", origin_of(listener))
+        context = self.context
+        routes = NodeRoutes(context.fleet, context.doubts, context.now).routes()
+        if context.pins is not None:
+            routes += ConversationRoutes(context.pins, context.now).routes()
+        await serve_on(listener, admin_application(routes, self.settings.admin_secret))
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -147,7 +208,14 @@ class Router:
             "sweep": every(SWEEP_EVERY_S, self.sweep),
             "announce": self.announce,
             "engine_key": every(READ_KEY_EVERY_S, self.key.refresh),
+            "release": self.releasing.run,
         }
+        if self.shared is not None:
+            tasks["metrics"] = every(WRITE_METRICS_EVERY_S, self.shared.write)
+        for source in sources_of(self.settings):
+            tasks[source.name] = partial(source.run, self.reconciler.listing(source.name))
+        if self.settings.admin_port is not None:
+            tasks["admin"] = self.administer
         try:
             async with supervised(tasks, context.facts):
                 yield
@@ -156,15 +224,9 @@ class Router:
             await context.upstream.close()
 
 
-def _probe_with(key: EngineKey) -> Probe:
-    """Probes show the engines' key as it is now: with one set, vLLM answers nothing below /v1 without it."""
-
-    async def probe(upstream: Upstream, node: Node) -> Probed:
-        held = key()
-        headers = (("authorization", f"Bearer {held}"),) if held is not None else ()
-        return await Prober(headers=headers)(upstream, node)
-
-    return probe
+def _unknown(node: Node) -> bool:
+    """Whether no probe of a node has ended yet."""
+    return node.state is State.STARTING and not node.reason
 
 
 def build(settings: Settings, *, upstream: Upstream | None = None) -> Router:
@@ -172,30 +234,64 @@ def build(settings: Settings, *, upstream: Upstream | None = None) -> Router:
     facts = Facts(on_error=lambda error: LOG.error("a subscriber of facts failed: %r", error))
     registry = CollectorRegistry()
     key = EngineKey(settings)
-    context = Context(
-        upstream=upstream or AiohttpUpstream(keepalive_s=settings.engine_keepalive_s),
-        fleet=Fleet.of(settings.prefill, settings.decode, facts=facts, probe=_probe_with(key)),
-        ledger=MemoryLedger(
-            max_branches=settings.max_branches,
-            max_bytes=settings.max_ledger_bytes,
-            trace_ttl_s=settings.trace_ttl_s,
-            now=time.monotonic,
-        ),
-        facts=facts,
-        doubts=Doubts(),
-        settings=relay_settings(settings, key),
-        now=time.monotonic,
-    )
-    router = Router(settings, context, registry, OpenTurns(), LedgerStats(0, 0, 0, 0, 0, 0, 0), key)
-    facts.subscribe(Metrics(registry))
-    facts.subscribe(logs.FactLog())
-    for collector in (ProcessCollector, PlatformCollector, GCCollector):
-        collector(registry=registry)
-    registry.register(
-        StateCollector(
-            lambda: context.fleet.snapshot, lambda: router.ledger_stats, lambda: router.open_turns.count
+    store = store_of(settings, facts)
+    admission = Admission(
+        AdmissionLimits(
+            turns=settings.max_turns,
+            tenant_turns=settings.max_turns_per_tenant,
+            node_turns=settings.max_turns_per_node,
+            waiting=settings.max_waiting,
         )
     )
+    context = Context(
+        upstream=upstream or AiohttpUpstream(keepalive_s=settings.engine_keepalive_s),
+        fleet=fleet_of(settings, facts=facts, key=key, now=store.now),
+        ledger=store.ledger,
+        facts=facts,
+        doubts=Doubts(),
+        admission=admission,
+        settings=relay_settings(settings, key),
+        now=store.now,
+        releases=Releases(store.now),
+        gaps=Gaps(settings.decode_ttl_s),
+        pins=store.pins,
+    )
+    releasing = Releasing(
+        context,
+        store.pins,
+        settings.pin_budget,
+        settings.release_per_s,
+        look_every_s=0.0 if settings.store == MEMORY else LOOK_AT_SHARED_EVERY_S,
+    )
+    reconciler = Reconciler(context.fleet, facts)
+    reconciler.are(SETTINGS_SOURCE, settings_nodes(settings))
+    router = Router(
+        settings,
+        context,
+        registry,
+        OpenTurns(),
+        LedgerStats(0, 0, 0, 0, 0, 0, 0),
+        key,
+        reconciler,
+        releasing,
+    )
+    facts.subscribe(Metrics(registry))
+    facts.subscribe(logs.FactLog())
+    # A node that has come back may have room for those who wait.
+    facts.subscribe(lambda fact: admission.look() if isinstance(fact, NodeChanged) else None)
+    for collector in (ProcessCollector, PlatformCollector, GCCollector):
+        collector(registry=registry)
+    state = StateCollector(
+        lambda: context.fleet.snapshot,
+        lambda: router.ledger_stats,
+        lambda: router.open_turns.count,
+        lambda: admission.waiting,
+    )
+    registry.register(state)
+    pins = PinCollector(releasing.state, lambda: len(context.releases), context.gaps)
+    registry.register(pins)
+    if settings.workers > 1 and shared_metrics.shared():
+        router.shared = SharedMetrics((state, pins, ProcessCollector(registry=None)))
     build_info(registry, __version__, settings.verify)
     return router
 
@@ -206,6 +302,10 @@ def application(router: Router) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with router.running():
+            if router.shared is not None:
+                # Nobody asks a single worker whether it is ready: it takes no connection before it is.
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(router.nodes_known(), WORKER_READY_WITHIN_S)
             yield
 
     app = FastAPI(
@@ -226,9 +326,10 @@ def application(router: Router) -> FastAPI:
         )
         app.router.routes.append(Route(path, route, methods=["POST"]))
     app.router.routes.append(Route("/v1/models", ModelsRoute(context).get, methods=["GET"]))
+    app.router.routes.append(EndRoute(context, settings.identity_header).route())
     _add_probes(app, router)
-    app.add_exception_handler(HTTPException, _refuse)
-    app.add_exception_handler(Exception, _refuse)
+    app.add_exception_handler(HTTPException, refuse)
+    app.add_exception_handler(Exception, refuse)
     return app
 
 
@@ -254,30 +355,11 @@ def _add_probes(app: FastAPI, router: Router) -> None:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return Response(generate_latest(router.registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+        return Response(router.scrape(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def _response(answer: probes.ProbeAnswer) -> Response:
     return Response(answer.body, answer.status, media_type="application/json")
-
-
-async def _refuse(request: HttpRequest, error: Exception) -> Response:
-    """The framework's own refusals, and faults of the router outside of a turn, in OpenAI's shape."""
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    path, method = request.url.path, request.method
-    told: errors.RequestError
-    if status == 500:
-        told = errors.InternalError()
-    elif status == 405:
-        told = errors.MethodNotAllowed(f"{path} does not take {method}")
-    elif status == 404:
-        told = errors.NotFound(f"there is no route {path}")
-    else:
-        told = errors.BadRequest("the request cannot be read")
-    headers = dict(errors.error_headers(told))
-    if isinstance(error, HTTPException) and error.headers:
-        headers |= dict(error.headers)
-    return Response(errors.openai_error(told), errors.error_row(told).status, headers)
 
 
 class _Server(uvicorn.Server):
@@ -286,14 +368,29 @@ class _Server(uvicorn.Server):
     A second signal, whichever, ends without waiting for open turns.
     """
 
-    def __init__(self, config: uvicorn.Config, router: Router) -> None:
+    def __init__(self, config: uvicorn.Config, router: Router, *, parent: int | None = None) -> None:
         super().__init__(config)
         self._router = router
+        self._parent = parent
+        """Can be read once the process that started this one is gone."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self._parent is not None:
+            asyncio.get_running_loop().add_reader(self._parent, self._orphaned, self._parent)
+
+    def _orphaned(self, parent: int) -> None:
+        """Nobody would stop this worker any more, and the next start would find the port taken."""
+        asyncio.get_running_loop().remove_reader(parent)
+        self.handle_exit(signal.SIGTERM, None)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         self._router.draining = True
         self.force_exit = self.force_exit or self.should_exit
         super().handle_exit(sig, frame)
+        if sig == signal.SIGTERM and not self.force_exit:
+            # uvicorn would raise it again in the end: a stop that was asked for and went well is no failure.
+            self._captured_signals.remove(sig)
 
 
 def server_config(settings: Settings, router: Router) -> uvicorn.Config:
@@ -314,21 +411,48 @@ def server_config(settings: Settings, router: Router) -> uvicorn.Config:
     )
 
 
-def serve(settings: Settings) -> int:
-    """Run the router until it is stopped; the process's exit code."""
+def serve_workers(settings: Settings) -> int:
+    """Run ``settings.workers`` processes on one port until they are stopped; the exit code."""
+    logs.set_up(settings.log_format, settings.log_level)
+    try:
+        listener = listen(settings.host, settings.port)
+    except OSError as error:
+        LOG.error("host, port: cannot listen on them: %s", error.strerror or error)
+        return 1
+    with listener:
+        LOG.info("%d workers on %s", settings.workers, origin_of(listener))
+        return Workers(
+            settings.workers,
+            lambda parent: serve(settings, listener=listener, parent=parent),
+            ended=shared_metrics.forget,
+        ).run()
+
+
+def serve(settings: Settings, *, listener: socket.socket | None = None, parent: int | None = None) -> int:
+    """Run the router until it is stopped; the process's exit code.
+
+    ``listener`` is a socket that other workers accept from, too; ``parent`` a descriptor that can be read
+    once the process that started them is gone.
+    """
     logs.set_up(settings.log_format, settings.log_level)
     router = build(settings)
     LOG.info(
         "boomerang %s: verify=%s store=%s prefill=%s decode=%s",
         __version__,
         settings.verify,
-        settings.store,
+        settings.store_shown,
         ",".join(settings.prefill),
         ",".join(settings.decode),
     )
-    server = _Server(server_config(settings, router), router)
+    if settings.admin_port is not None:
+        try:
+            router.listen_for_admin()
+        except OSError as error:
+            LOG.error("admin_host, admin_port: cannot listen on them: %s", error.strerror or error)
+            return 1
+    server = _Server(server_config(settings, router), router, parent=parent)
     # What is loaded by now stays: without it a full collection of a large ledger is shorter.
     gc.collect()
     gc.freeze()
-    server.run()
+    server.run(sockets=[listener] if listener is not None else None)
     return 0 if server.started else 1

@@ -41,6 +41,12 @@ after itself. Exit code: 0 without an error (warnings are allowed), 1 with one, 
 docs/check.md tells what each row means."""
 
 
+EXPLAIN_EPILOG = """\
+FILE holds a request's body as a client would send it, or is - for standard input. Nothing of it is run, and
+no handle is used up. Exit code: 0 where there is a plan, 1 where there is none or the router does not answer,
+2 for wrong usage."""
+
+
 class _Parser(argparse.ArgumentParser):
     """Tells wrong usage in one line, which names options and never values: a value may be a secret."""
 
@@ -70,7 +76,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         if field.annotation is bool:
             parser.add_argument(flag_name(name), action=argparse.BooleanOptionalAction, **kind)
         elif name in ("prefill", "decode"):
-            parser.add_argument(flag_name(name), action="append", metavar="ORIGIN", **kind)
+            parser.add_argument(flag_name(name), action="append", metavar="ADDRESS", **kind)
         else:
             parser.add_argument(flag_name(name), metavar=_metavar(name, field), **kind)
 
@@ -81,7 +87,7 @@ def _default(field: "FieldInfo") -> str:
     value = field.default
     if isinstance(value, bool):
         return "default: on" if value else "default: off"
-    if value in (None, ""):
+    if value in (None, "", ()):
         return "default: none"
     if isinstance(value, float):
         return f"default: {value:g}"
@@ -111,9 +117,16 @@ def _serve(args: argparse.Namespace) -> int:
         return USAGE_EXIT
     for warning in settings.warnings():
         print(f"boomerang: warning: {warning}", file=sys.stderr)
-    from router.app import serve
+    if settings.workers == 1:
+        from router.app import serve
 
-    return serve(settings)
+        return serve(settings)
+    from router.workers import metrics_folder
+
+    with metrics_folder():  # before anything of prometheus-client is imported
+        from router.app import serve_workers
+
+        return serve_workers(settings)
 
 
 def _add_check(parser: argparse.ArgumentParser) -> None:
@@ -152,6 +165,30 @@ def _demo(args: argparse.Namespace) -> int:
     return run(args)
 
 
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    from router.bench import add_arguments
+
+    add_arguments(parser)
+
+
+def _bench(args: argparse.Namespace) -> int:
+    from router.bench import run
+
+    return run(args)
+
+
+def _add_explain(parser: argparse.ArgumentParser) -> None:
+    from router.explain import add_arguments
+
+    add_arguments(parser)
+
+
+def _explain(args: argparse.Namespace) -> int:
+    from router.explain import run
+
+    return run(args)
+
+
 def _add_nothing(parser: argparse.ArgumentParser) -> None:
     """The command has no options."""
 
@@ -171,12 +208,24 @@ COMMANDS: dict[str, tuple[str, str, Add, Run]] = {
         _add_check,
         _check,
     ),
+    "explain": (
+        "Tell what a running router would do with a request, and every other way it could go",
+        EXPLAIN_EPILOG,
+        _add_explain,
+        _explain,
+    ),
     "sim": ("Run a simulated engine: it speaks vLLM's wire format and needs no GPU", "", _add_sim, _sim),
     "demo": (
         "Play an agent's conversation against simulated engines, with reuse off and on",
         "",
         _add_demo,
         _demo,
+    ),
+    "bench": (
+        "Measure what the router costs, beside others, against engines of no cost",
+        "",
+        _add_bench,
+        _bench,
     ),
     "version": ("Print the version", "", _add_nothing, _version),
 }

@@ -62,12 +62,30 @@ class UnsupportedMedia(RequestError):
     """The body is of a media type or an encoding that the route does not take."""
 
 
+class Unauthorized(RequestError):
+    """The caller did not show the token that a route wants."""
+
+
+class Forbidden(RequestError):
+    """The route does not serve callers of this kind."""
+
+
 class NotFound(RequestError):
     """There is no such route."""
 
 
 class MethodNotAllowed(RequestError):
     """The route exists, and does not take this method."""
+
+
+class TooManyTurns(RequestError):
+    """The tenant has as many turns running as it may; nothing was sent."""
+
+    retry_after_s = 1.0
+
+
+class Conflict(RequestError):
+    """What is to be made is there already."""
 
 
 class NoCapacity(RequestError):
@@ -114,10 +132,14 @@ class ErrorRow:
 # 499 is nginx's "client closed request"; the types are those of OpenAI's error reference.
 ERROR_ROWS: dict[type[RequestError], ErrorRow] = {
     BadRequest: ErrorRow(400, "invalid_request_error", "bad_request"),
+    Unauthorized: ErrorRow(401, "invalid_request_error", "unauthorized"),
+    Forbidden: ErrorRow(403, "invalid_request_error", "forbidden"),
     NotFound: ErrorRow(404, "invalid_request_error", "not_found"),
     MethodNotAllowed: ErrorRow(405, "invalid_request_error", "method_not_allowed"),
+    Conflict: ErrorRow(409, "invalid_request_error", "conflict"),
     BodyTooLarge: ErrorRow(413, "invalid_request_error", "body_too_large"),
     UnsupportedMedia: ErrorRow(415, "invalid_request_error", "unsupported_media_type"),
+    TooManyTurns: ErrorRow(429, "rate_limit_error", "too_many_turns"),
     HeadTooLarge: ErrorRow(431, "invalid_request_error", "headers_too_large"),
     ClientClosed: ErrorRow(499, "client_closed_request", "client_closed"),
     InternalError: ErrorRow(500, "server_error", "internal_error"),

@@ -5,7 +5,37 @@ import re
 from urllib.parse import urlsplit
 
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
+# No host is a bare number, so what stands behind "@" is no host and what stands before it no credential.
+_RANK = re.compile(r"(?P<origin>[^@]+)@(?P<rank>[0-9]{1,4})/?")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+def parse_ranked_origin(text: str) -> tuple[str, int | None]:
+    """``ORIGIN`` or ``ORIGIN@RANK``: the origin in its one spelling, and the data-parallel rank behind it.
+
+    Raises ValueError where it is anything else, as ``parse_origin`` does.
+    """
+    ranked = _RANK.fullmatch(text)
+    if ranked is None:
+        return parse_origin(text), None
+    return parse_origin(ranked["origin"]), int(ranked["rank"])
+
+
+def parse_dns(text: str) -> tuple[str, int]:
+    """``dns://NAME:PORT``: a name whose every address is an engine. Raises ValueError for anything else."""
+    scheme, found, place = text.partition("://")
+    if scheme.lower() != "dns" or not found:
+        raise ValueError("expected dns://NAME:PORT")
+    # Of an origin's own form; the port has to be told, as a name alone says nothing of engines.
+    parts = urlsplit(parse_origin(f"http://{place}"))
+    if parts.hostname is None or not re.search(r":[0-9]+/?$", place):
+        raise ValueError("expected dns://NAME:PORT")
+    return parts.hostname, parts.port or 80
+
+
+def at_port(host: str, port: int, *, scheme: str = "http") -> str:
+    """The origin of a host's name or address and a port."""
+    return parse_origin(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
 
 
 def parse_origin(text: str) -> str:

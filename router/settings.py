@@ -8,6 +8,7 @@ arguments; ``load`` reads all three sources.
 """
 
 import difflib
+import ipaddress
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -20,6 +21,8 @@ from pydantic import (
     BeforeValidator,
     ByteSize,
     Field,
+    FilePath,
+    SecretStr,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -35,16 +38,20 @@ from pydantic_settings import (
 )
 
 from router.engines.headers import is_token
-from router.origin import parse_origin
+from router.ledger.address import parse_address
+from router.origin import at_port, parse_dns, parse_ranked_origin
 
 ENVIRONMENT_PREFIX = "BOOMERANG_"
 CONFIG_VARIABLE = "BOOMERANG_CONFIG"
+WORKERS_VARIABLE = "WEB_CONCURRENCY"
+MEMORY = "memory"
 NOT_SETTINGS = frozenset(
     {
         CONFIG_VARIABLE,
         "BOOMERANG_ENGINE_HOME",
         "BOOMERANG_ENGINE_PIP_ARGS",
         "BOOMERANG_NIXL_VERSION",
+        "BOOMERANG_REDIS_SERVER",
         "BOOMERANG_REPORT_DIR",
         "BOOMERANG_TURNS",
         "BOOMERANG_VLLM_VERSION",
@@ -58,6 +65,10 @@ _SERVICE_LINK = re.compile(r".*_SERVICE_(HOST|PORT(_.+)?)|.*_PORT_\d+_(TCP|UDP|S
 _SERVICE_LINK_VALUE = re.compile(r"(tcp|udp|sctp)://")
 
 
+_SECRET = frozenset({"engine_api_key_file", "store_password_file", "admin_token", "admin_token_file"})
+"""Whose value is never shown: secrets, and paths in whose place a secret may have been given."""
+
+
 class SettingsError(Exception):
     """A wrong setting: one line that names it in all its spellings, and holds no secret."""
 
@@ -68,6 +79,11 @@ def flag_name(name: str) -> str:
 
 def variable_name(name: str) -> str:
     return ENVIRONMENT_PREFIX + name.upper()
+
+
+def _spelled(name: str) -> str:
+    """A setting's three names."""
+    return f"{flag_name(name)} / {variable_name(name)} / {name}"
 
 
 def _split(value: object) -> object:
@@ -86,11 +102,37 @@ def _no_duplicates(origins: tuple[str, ...]) -> tuple[str, ...]:
     return origins
 
 
+def _address(text: str) -> str:
+    """An address of nodes in its one spelling: ``ORIGIN``, ``ORIGIN@RANK`` or ``dns://NAME:PORT``."""
+    if text.lower().startswith("dns://"):
+        host, port = parse_dns(text)
+        return f"dns://{host}:{port}"
+    origin, rank = parse_ranked_origin(text)
+    return origin if rank is None else f"{origin}@{rank}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect to an address to listen on."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def _store(text: str) -> str:
-    if re.match(r"(redis|rediss|valkey)", text):
-        raise ValueError("this build has no Redis ledger yet; only 'memory' is accepted")
-    if text != "memory":
-        raise ValueError("only 'memory' is accepted")
+    if text != MEMORY:
+        try:
+            parse_address(text)
+        except ValueError as error:
+            raise ValueError(f"'memory' or an address of a Redis server: {error}") from None
+    return text
+
+
+def _prefix(text: str) -> str:
+    if re.fullmatch(r"[A-Za-z0-9._:-]{1,64}", text) is None:
+        raise ValueError("1 to 64 letters, digits and any of . _ : -")
     return text
 
 
@@ -120,11 +162,10 @@ def _readable(path: Path) -> Path:
 
 
 Origins = Annotated[
-    tuple[Annotated[str, AfterValidator(parse_origin)], ...],
+    tuple[Annotated[str, AfterValidator(_address)], ...],
     NoDecode,
     BeforeValidator(_split),
     AfterValidator(_no_duplicates),
-    Field(min_length=1),
 ]
 Seconds = Annotated[float, Field(gt=0, le=604_800, allow_inf_nan=False)]
 Bytes = Annotated[ByteSize, Field(gt=0, le=1 << 40)]
@@ -142,8 +183,31 @@ class Settings(BaseSettings):
     )
 
     # Pools
-    prefill: Origins = Field(description="Origins of the prefill nodes, as http://HOST:PORT; repeatable")
-    decode: Origins = Field(description="Origins of the decode nodes, as http://HOST:PORT; repeatable")
+    prefill: Origins = Field(
+        (),
+        description="Prefill nodes, as http://HOST:PORT, http://HOST:PORT@RANK for a data-parallel rank, or"
+        " dns://NAME:PORT for all addresses of a name; repeatable",
+    )
+    decode: Origins = Field((), description="Decode nodes, in the same form; repeatable")
+    nodes_file: Path | None = Field(None, description="YAML file that lists nodes, and is watched")
+    dns_interval_s: Seconds = Field(10.0, description="Time between two look-ups of a dns:// name")
+    kubernetes_prefill: str = Field(
+        "", description="Label selector of the EndpointSlices with prefill nodes, as app=vllm,role=prefill"
+    )
+    kubernetes_decode: str = Field("", description="Label selector of the EndpointSlices with decode nodes")
+    kubernetes_port: str = Field(
+        "", description="Name or number of the engines' port in EndpointSlices; empty: the first one"
+    )
+    kubernetes_namespace: str = Field(
+        "", description="Namespace of the EndpointSlices; empty: the service account's own"
+    )
+    kubernetes_api: str = Field(
+        "", description="Origin of the Kubernetes API server; empty: as a pod's environment says"
+    )
+    kubernetes_account: Path = Field(
+        Path("/var/run/secrets/kubernetes.io/serviceaccount"),
+        description="Folder with the token, ca.crt and namespace of the service account",
+    )
     engine_api_key_file: Annotated[Path, AfterValidator(_readable)] | None = Field(
         None, description="File with the key sent to engines where the caller sends none"
     )
@@ -152,10 +216,36 @@ class Settings(BaseSettings):
         description="Replace a loopback side channel address in engines' parameters by the engine's own host",
     )
     probe_interval_s: Seconds = Field(5.0, description="Time between two probes of a node")
+    probe_timeout_s: Seconds = Field(
+        2.0, description="Limit on an answer to a probe; two probes that fail eject a node"
+    )
+    breaker_failures: int = Field(
+        5, gt=0, le=10_000, description="Legs that fail in a row until a node gets no new turns"
+    )
+    breaker_open_s: Seconds = Field(
+        10.0, description="How long such a node is left alone; then one leg is let through on trial"
+    )
+    linger_s: Seconds = Field(
+        120.0, description="How long a decode node that left is kept for what it holds, while it answers"
+    )
+
+    # Admission
+    max_turns: int = Field(8192, gt=0, le=10_000_000, description="Most turns that run at the same time")
+    max_turns_per_node: int | None = Field(
+        None, gt=0, le=10_000_000, description="Most turns on one node at the same time; unset: no limit"
+    )
+    max_turns_per_tenant: int | None = Field(
+        None, gt=0, le=10_000_000, description="Most turns of one tenant, running or waiting; unset: no limit"
+    )
+    max_waiting: int = Field(1024, ge=0, le=10_000_000, description="Most turns that wait for a place")
+    admission_wait_s: Seconds = Field(30.0, description="How long a turn waits for a place; then 503")
 
     # Front
     host: str = Field("127.0.0.1", min_length=1, description="Address to listen on")
     port: int = Field(8000, ge=0, le=65_535, description="Port to listen on; 0 takes any free one")
+    workers: int = Field(
+        1, ge=1, le=256, description="Processes that serve the port; more than one need a shared store"
+    )
     max_body_bytes: Bytes = Field(ByteSize(64 << 20), description="Largest request body taken")
     keepalive_s: Seconds = Field(75.0, description="How long an idle client connection is kept")
     drain_s: Seconds = Field(120.0, description="How long open turns may go on after a stop signal")
@@ -168,10 +258,40 @@ class Settings(BaseSettings):
         default=True, description="Add x-boomerang-… headers that tell a turn's plan and reason"
     )
 
+    # Administration
+    admin_host: str = Field("127.0.0.1", min_length=1, description="Address the admin API listens on")
+    admin_port: int | None = Field(
+        None, ge=0, le=65_535, description="Port of the admin API; 0 takes any free one, unset: there is none"
+    )
+    admin_token: SecretStr | None = Field(
+        None, description="Token that the admin API wants; better in admin_token_file, where ps shows it not"
+    )
+    admin_token_file: Annotated[Path, AfterValidator(_readable)] | None = Field(
+        None, description="File with that token, read anew for each request"
+    )
+
     # Memory
     store: Annotated[str, AfterValidator(_store)] = Field(
-        "memory", description="Where branches, traces and handles wait between turns: memory"
+        MEMORY,
+        description="Where branches, traces and handles wait between turns: memory, redis://HOST:PORT,"
+        " rediss:// (TLS), redis+cluster:// or redis+sentinel://HOST:PORT/NAME",
     )
+    store_password_file: Annotated[Path, AfterValidator(_readable)] | None = Field(
+        None,
+        description="File with the store's password; the user stands in the address, as redis://USER@HOST",
+    )
+    store_ca_file: FilePath | None = Field(
+        None,
+        description="File with the certificates that the store's is checked against; the system's if empty",
+    )
+    store_prefix: Annotated[str, AfterValidator(_prefix)] = Field(
+        "boomerang",
+        description="Begin of all keys in the store; routers of other pools need another one",
+    )
+    store_timeout_s: Seconds = Field(
+        0.05, description="How long a turn waits for the store; then it goes cold"
+    )
+    store_connect_timeout_s: Seconds = Field(0.05, description="Limit on connecting to the store")
     max_branches: int = Field(100_000, gt=0, le=100_000_000, description="Most branches remembered")
     max_ledger_bytes: Bytes = Field(ByteSize(256 << 20), description="Most memory that the ledger may take")
     trace_ttl_s: Seconds = Field(3600.0, description="How long a branch is remembered after its last turn")
@@ -206,6 +326,39 @@ class Settings(BaseSettings):
         le=1,
         allow_inf_nan=False,
         description="Share of a handle that a fork has to gain to take it from its main line",
+    )
+
+    # Pins
+    pin_budget: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        allow_inf_nan=False,
+        description="Most of a decode node's KV that handles may pin; above it the least likely are released",
+    )
+    release_per_s: float = Field(
+        20.0,
+        ge=0,
+        le=10_000,
+        allow_inf_nan=False,
+        description="Most requests a second sent only to release handles; 0: none",
+    )
+    one_shot: Literal["off", "header", "auto"] = Field(
+        "header",
+        description="Which turns leave no pin: those marked x-boomerang-one-shot, or also first questions"
+        " without tools and without a session id",
+    )
+
+    # Plan
+    policy: Literal["planned", "round_robin", "least_load", "sticky"] = Field(
+        "planned",
+        description="Which nodes a turn goes to: those estimated to be fastest, or by a simple rule",
+    )
+    stay_max_tokens: int = Field(
+        256,
+        ge=0,
+        le=1_000_000,
+        description="Most new tokens that a decode node may compute itself, without a prefill leg; 0: none",
     )
 
     # Time-outs
@@ -264,6 +417,63 @@ class Settings(BaseSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _has_nodes(self) -> Self:
+        listed = {
+            "prefill": bool(self.prefill or self.kubernetes_prefill),
+            "decode": bool(self.decode or self.kubernetes_decode),
+        }
+        if self.nodes_file is None and not all(listed.values()):
+            lacking = [role for role, found in listed.items() if not found]
+            told = [f"{_spelled(role)}: is required, or nodes_file, or kubernetes_{role}" for role in lacking]
+            # The first one's spellings are put before it by whoever tells of it.
+            raise ValueError("; ".join(told).replace(_spelled(lacking[0]), lacking[0], 1))
+        if (self.kubernetes_prefill or self.kubernetes_decode) and not self.kubernetes_server:
+            raise ValueError("kubernetes_api: is required outside of a pod")
+        return self
+
+    @model_validator(mode="after")
+    def _admin_is_closed(self) -> Self:
+        if self.admin_token is not None and self.admin_token_file is not None:
+            raise ValueError("admin_token: is given twice, here and by admin_token_file")
+        if self.admin_port is not None and self.workers > 1:
+            raise ValueError("admin_port: is for one process; with workers it would speak for one of them")
+        guarded = self.admin_token is not None or self.admin_token_file is not None
+        if self.admin_port is not None and not guarded and not is_loopback(self.admin_host):
+            raise ValueError("admin_host: has to be a loopback address where no admin_token_file is given")
+        return self
+
+    def admin_secret(self) -> str | None:
+        """The admin API's token, read anew at each call so that it can be rotated; None without one.
+
+        Raises OSError where the file cannot be read, ValueError where it does not hold one token.
+        """
+        if self.admin_token_file is not None:
+            return _key_in(self.admin_token_file)
+        return None if self.admin_token is None else self.admin_token.get_secret_value()
+
+    @property
+    def kubernetes_server(self) -> str:
+        """Origin of the Kubernetes API server; empty where neither settings nor environment name one."""
+        host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT")
+        if self.kubernetes_api or not (host and port and port.isdecimal()):
+            return self.kubernetes_api
+        return at_port(host, int(port), scheme="https")
+
+    @model_validator(mode="after")
+    def _workers_share(self) -> Self:
+        if self.workers > 1 and self.store == MEMORY:
+            raise ValueError(
+                f"workers: {self.workers} processes need a shared store, as --store redis://HOST:PORT:"
+                " in memory each would remember its own turns alone"
+            )
+        return self
+
+    @property
+    def store_shown(self) -> str:
+        """The store as it may be logged: without its password."""
+        return self.store if self.store == MEMORY else str(parse_address(self.store))
+
     @property
     def decode_ttl_is_set(self) -> bool:
         """Whether the operator said how long decode nodes keep a turn.
@@ -299,6 +509,11 @@ class Settings(BaseSettings):
                 f"engine_keepalive_s={self.engine_keepalive_s:g} is not below vLLM's own 5 s: engines will"
                 " close connections that are about to be used"
             )
+        if self.store != MEMORY and parse_address(self.store).password:
+            found.append(
+                "store: a password in the address is seen by all who see the command line or the environment;"
+                " use store_password_file"
+            )
         both = sorted(set(self.prefill) & set(self.decode))
         if both:
             found.append(f"{', '.join(both)} is in both pools: right only for an engine with kv_role kv_both")
@@ -313,6 +528,9 @@ def load(flags: Mapping[str, object], *, config: str | None = None) -> Settings:
     """
     path = config or os.environ.get(CONFIG_VARIABLE)
     merged = {**(_from_file(path) if path else {}), **_from_environment(), **flags}
+    # Platforms and servers of ASGI applications have this name for it; ours come first.
+    if os.environ.get(WORKERS_VARIABLE) and "workers" not in merged:
+        merged["workers"] = os.environ[WORKERS_VARIABLE]
     try:
         return Settings(**merged)
     except ValidationError as error:
@@ -378,11 +596,11 @@ def _line(detail: ErrorDetails, given: Mapping[str, object]) -> str:
         # A check across settings names its setting itself; the whole of the settings is no value to show.
         name, _, message = message.partition(": ")
         shown = ""
-    spelled = f"{flag_name(name)} / {variable_name(name)} / {name}"
+    spelled = _spelled(name)
     if detail["type"] == "missing":
         return f"{spelled}: is required"
     # Not shown: what may hold a password or a token, and a key that was given in place of its file's path.
-    if name == "engine_api_key_file" or set("@?#") & set(str(given.get(name))):
+    if name in _SECRET or set("@?#") & set(str(given.get(name))):
         shown = ""
     return f"{spelled}: {message}{shown}"
 

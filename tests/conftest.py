@@ -5,7 +5,7 @@ import os
 import hypothesis
 import pytest
 
-from router.settings import CONFIG_VARIABLE, Settings, variable_name
+from router.settings import CONFIG_VARIABLE, WORKERS_VARIABLE, Settings, variable_name
 
 # A slow machine is no failure. In CI the same examples run every time; at a desk they vary.
 hypothesis.settings.register_profile("desk", deadline=None, print_blob=True)
@@ -16,5 +16,5 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "desk")
 @pytest.fixture(autouse=True)
 def _no_settings_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """A developer's own settings must not change what is tested."""
-    for name in (CONFIG_VARIABLE, *map(variable_name, Settings.model_fields)):
+    for name in (CONFIG_VARIABLE, WORKERS_VARIABLE, *map(variable_name, Settings.model_fields)):
         monkeypatch.delenv(name, raising=False)

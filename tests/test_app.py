@@ -41,10 +41,14 @@ SAME_NAME = {
     "verify": "lineage",
     "answer_tokens": False,
     "take_share": 0.25,
+    "policy": "sticky",
+    "stay_max_tokens": 17,
     "expose_params": True,
     "explain_headers": False,
     "prefill_lease_s": 7.0,
     "rewrite_remote_host": True,
+    "admission_wait_s": 11.0,
+    "one_shot": "auto",
 }
 OTHER_NAME = {
     "threshold_tokens": ("reuse_threshold_tokens", 99),
@@ -121,7 +125,9 @@ async def test_probes_and_turns_carry_the_engines_key(tmp_path: Path) -> None:
 def test_every_inference_path_and_no_page_of_the_framework_is_served(router: Router) -> None:
     app = application(router)
     paths = {getattr(route, "path", "") for route in app.routes}
-    assert paths == {*PATHS, "/v1/models", "/live", "/ready", "/health", "/metrics"}
+    assert paths == {
+        *PATHS, "/v1/models", "/v1/conversations/{id}", "/live", "/ready", "/health", "/metrics",
+    }  # fmt: skip
 
 
 def test_facts_reach_the_registry_of_their_own_router(router: Router) -> None:

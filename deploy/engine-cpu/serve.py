@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Serve a real vLLM pair on this machine's CPU: one prefill node, one decode node, KV moving both ways.
 
-    serve.py [--prefill-port 8100] [--decode-port 8200] [--log-dir DIR]
+    serve.py [--prefill-port 8100] [--decode-port 8200] [--plugin DIR] [--log-dir DIR]
+    serve.py --role decode ...
 
-Prints one line of JSON on standard output once both nodes answer /health: their URLs, process groups and log
+Prints one line of JSON on standard output once its nodes answer /health: their URLs, process groups and log
 files. It then stays until it is told to stop (SIGINT, SIGTERM), until a node ends, or, with --stop-on-eof,
 until its standard input closes, so that a caller which dies in any way leaves no engine behind. Each node is
 a process group of its own and is stopped as a whole. Exit status: 0 stopped when told, 1 a node did not
@@ -27,6 +28,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+ROLES = ("prefill", "decode")
 START_DEADLINE_S = 300.0
 POLL_S = 0.5
 STOP_GRACE_S = 15.0
@@ -47,6 +49,12 @@ class Node:
         return f"http://127.0.0.1:{self.port}"
 
 
+def core_of(role: str) -> int:
+    """One core per role, so that the nodes do not fight for the same; a single core they have to share."""
+    cores = sorted(os.sched_getaffinity(0))
+    return cores[0] if role == "prefill" else cores[-1]
+
+
 class Ended(Exception):
     """The pair is to be stopped. The message says what went wrong; it is empty if somebody asked for it."""
 
@@ -60,6 +68,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--venv", type=Path, default=home / f"vllm-{version}", help="made by install.sh")
     add("--model", type=Path, default=home / "tiny-model", help="made by install.sh")
     add("--served-model-name", default="tiny")
+    add("--role", choices=("both", *ROLES), default="both", help="one node alone can be replaced")
+    add("--plugin", type=Path, help="where plugin.py installed the vLLM plugin; none: stock vLLM")
     add("--log-dir", type=Path, default=Path("engine-logs"))
     add("--prefill-port", type=int, default=int(env("PREFILL_PORT", "8100")), help="PREFILL_PORT")
     add("--decode-port", type=int, default=int(env("DECODE_PORT", "8200")), help="DECODE_PORT")
@@ -124,10 +134,8 @@ def start(options: argparse.Namespace, role: str) -> Node:
         *(["--no-enable-prefix-caching"] if is_prefill and options.prefill_prefix_cache == "off" else []),
         *shlex.split(options.engine_args),
     ]
-    # One core per node, so that the two do not fight for the same; with a single core they have to share it.
-    cores = sorted(os.sched_getaffinity(0))
     environment = os.environ | {
-        "VLLM_CPU_OMP_THREADS_BIND": str(cores[0] if is_prefill else cores[-1]),
+        "VLLM_CPU_OMP_THREADS_BIND": str(core_of(role)),
         "OMP_NUM_THREADS": "1",
         "VLLM_CPU_KVCACHE_SPACE": str(options.kv_gib),
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
@@ -143,6 +151,10 @@ def start(options: argparse.Namespace, role: str) -> Node:
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
     }
+    # What is installed elsewhere is not to be seen by the engine: nor is a plugin that was not asked for.
+    environment.pop("PYTHONPATH", None)
+    if options.plugin is not None:
+        environment["PYTHONPATH"] = str(options.plugin.resolve())
     log = options.log_dir / f"{role}.log"
     with log.open("wb") as out:
         process = subprocess.Popen(  # noqa: S603 -- our own command, no shell
@@ -173,7 +185,10 @@ def is_healthy(node: Node) -> bool:
 
 
 def wait_ready(node: Node, deadline: float, ends: "queue.SimpleQueue[str]") -> None:
-    """Return once the node answers. Raises Ended if the pair ends before, or at the deadline (monotonic)."""
+    """Return once the node answers, and keeps to its own core.
+
+    Raises Ended if the pair ends before, or at the deadline (monotonic).
+    """
     while not is_healthy(node):
         if time.monotonic() > deadline:
             late = f"the {node.role} node did not answer in {START_DEADLINE_S:.0f} s"
@@ -182,6 +197,24 @@ def wait_ready(node: Node, deadline: float, ends: "queue.SimpleQueue[str]") -> N
             raise Ended(ends.get(timeout=POLL_S))
         except queue.Empty:
             continue
+    keep_to_core(node)
+
+
+def keep_to_core(node: Node) -> None:
+    """Move what the node has bound to some core to the node's own.
+
+    vLLM's NIXL connector binds the worker of every node on a CPU to the machine's last core (0.32,
+    ``nixl/base_worker.py``). There D, which never rests while it keeps finished turns, starves P.
+    """
+    everywhere = os.sched_getaffinity(0)
+    for stat in Path("/proc").glob("[0-9]*/task/[0-9]*/stat"):
+        try:
+            group = int(stat.read_text().rpartition(")")[2].split()[2])
+            thread = int(stat.parent.name)
+            if group == node.process.pid and os.sched_getaffinity(thread) != everywhere:
+                os.sched_setaffinity(thread, {core_of(node.role)})
+        except (OSError, ValueError, IndexError):
+            continue  # it has ended
 
 
 def stop(nodes: list[Node]) -> None:
@@ -200,15 +233,9 @@ def stop(nodes: list[Node]) -> None:
                 continue
 
 
-def taken_port(options: argparse.Namespace) -> int | None:
+def taken_port(options: argparse.Namespace, roles: tuple[str, ...]) -> int | None:
     """The first port that somebody else has: their answer to /health would pass for our node's."""
-    ports = (
-        options.prefill_port,
-        options.decode_port,
-        options.prefill_side_port,
-        options.decode_side_port,
-    )
-    for port in ports:
+    for port in [getattr(options, f"{role}_{kind}") for role in roles for kind in ("port", "side_port")]:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -249,14 +276,15 @@ def main() -> None:
     options = parse(sys.argv[1:])
     if not (options.venv / "bin" / "vllm").exists() or not options.model.exists():
         sys.exit(f"serve.py: no vLLM in {options.venv}, or no model in {options.model}: run install.sh first")
-    if (port := taken_port(options)) is not None:
+    roles = ROLES if options.role == "both" else (options.role,)
+    if (port := taken_port(options, roles)) is not None:
         sys.exit(f"serve.py: port {port} is taken")
     options.log_dir.mkdir(parents=True, exist_ok=True)
     ends: queue.SimpleQueue[str] = queue.SimpleQueue()
     watch_caller(ends, until_eof=options.stop_on_eof)
     nodes: list[Node] = []
     try:
-        for role in ("prefill", "decode"):
+        for role in roles:
             nodes.append(start(options, role))
             watch_node(nodes[-1], ends)
         deadline = time.monotonic() + START_DEADLINE_S

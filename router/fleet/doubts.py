@@ -34,6 +34,19 @@ class Doubts:
             return frozenset()
         return frozenset(pair for pair, until_s in self._pairs.items() if until_s > now_s)
 
+    def cooling_s(self, now_s: float) -> dict[tuple[str, str], float]:
+        """The pairs that cool, and for how many seconds more."""
+        return {pair: until_s - now_s for pair, until_s in self._pairs.items() if until_s > now_s}
+
+    def mistrusted_s(self, now_s: float) -> dict[str, float]:
+        """The models that get no handles, and for how many seconds more."""
+        return {model: until_s - now_s for model, until_s in self._models.items() if until_s > now_s}
+
+    @property
+    def tainted(self) -> tuple[str, ...]:
+        """Origins of engines that are used under a salt of ours only."""
+        return tuple(self._tainted)
+
     def mistrust(self, model: str, now_s: float) -> None:
         """No handle is used for ``model`` until ``model_s`` from now."""
         self._models.pop(model, None)

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from router.origin import parse_ranked_origin
+
 SAME_START_S: Final = 1.0
 """API servers of one engine start within about this time, and any may answer. A restart takes longer."""
 
@@ -14,18 +16,41 @@ class Role(StrEnum):
 
 
 class State(StrEnum):
-    """Where a node is in its life; only ``READY`` gets new turns."""
+    """Where a node is in its life; ``router.fleet.standing`` says how it gets there.
+
+    Only ``READY`` gets new turns, but for ``Pool.ready``'s last resort.
+    """
 
     STARTING = "starting"
+    """No probe of it has been good yet."""
     READY = "ready"
     DRAINING = "draining"
+    """It gets no new turns; what it holds may still be read."""
     EJECTED = "ejected"
+    """Its probes fail, or its breaker is open."""
     GONE = "gone"
+    """It is in no snapshot any more."""
+
+
+class Circuit(StrEnum):
+    """Where a node's breaker is; ``router.fleet.breaker`` moves it."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+    """It waits for one leg on trial."""
+    TRYING = "trying"
+    """The leg on trial is on its way."""
 
 
 def process_of(engine_id: str | None) -> str | None:
     """The process behind an engine id: data-parallel ranks (``..._dp<rank>``) of one process are one."""
     return None if engine_id is None else engine_id.partition("_dp")[0]
+
+
+def another_process(known: str | None, told: str | None) -> bool:
+    """Whether two engine ids are known, and of different processes."""
+    return None not in (known, told) and process_of(known) != process_of(told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +85,10 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One engine endpoint. ``key`` names it in the ledger, in metrics and in logs."""
+    """One engine endpoint. ``key`` names it in the ledger, in metrics and in logs.
+
+    Times are seconds on the fleet's clock, which is the ledger's.
+    """
 
     key: str
     origin: str
@@ -72,3 +100,44 @@ class Node:
     engine: Engine = Engine()
     in_flight: int = 0
     """Legs of ours that are open on it."""
+    weight: float = 1.0
+    """Its share of new turns, against the other nodes of its role."""
+    rank: int | None = None
+    """The data-parallel rank behind its origin that it stands for; None leaves that to the engine."""
+    limit: int | None = None
+    """Most legs of ours at once."""
+    circuit: Circuit = Circuit.CLOSED
+    since_s: float | None = None
+    """When it came to this state."""
+    idle_since_s: float | None = None
+    """When its last leg ended; None while one is open, and before the first."""
+    busy_until_s: float | None = None
+    """It answered 429 or 503, and gets no new turns until then while another node can have them."""
+    renewed_at_s: float | None = None
+    """When another process was first seen behind it: what was computed or held there before that is gone."""
+
+    reachable: bool = False
+    """Whether its newest probes were good, whatever else speaks against it."""
+
+    @property
+    def serves(self) -> bool:
+        """Whether it may get turns: it is ready, or the last resort, with nothing against it but its legs."""
+        return self.state is State.READY or (self.state is State.EJECTED and self.reachable)
+
+
+def node_of(address: str, role: Role, *, weight: float = 1.0, limit: int | None = None) -> Node:
+    """A node that nothing is known of yet. Its key is role, address and rank, unique in a fleet.
+
+    ``address`` is ``http(s)://HOST[:PORT][@RANK]``. Raises ValueError for anything else, and for a weight
+    that is not positive or a limit below 1.
+    """
+    origin, rank = parse_ranked_origin(address)
+    if not 0 < weight < float("inf"):
+        raise ValueError("a weight has to be a positive number")
+    if limit is not None and limit < 1:
+        raise ValueError("a limit has to be at least 1")
+    scheme, _, place = origin.partition("://")
+    if place.rpartition(":")[2].endswith("]") or ":" not in place:
+        place = f"{place}:{443 if scheme == 'https' else 80}"
+    at_rank = "" if rank is None else f"@{rank}"
+    return Node(f"{role.value[0]}:{place}{at_rank}", origin, role, weight=weight, rank=rank, limit=limit)

@@ -1,61 +1,30 @@
-"""All nodes: an immutable snapshot for decisions, and the one holder that moves it on.
+"""The fleet: the one holder that moves the pool on.
 
-A decision takes a snapshot and never sees a half-changed fleet. Everything that changes a node goes through
-``Fleet``, on the event loop's thread.
+A decision takes a snapshot (``router.fleet.snapshot``) and never sees a half-changed fleet. Everything that
+changes a node goes through ``Fleet``, on the event loop's thread; what each event makes of a node's state is
+in ``router.fleet.standing``, and when its breaker opens in ``router.fleet.breaker``.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import Any, Protocol
-from urllib.parse import urlsplit
+from typing import Any, Final, Protocol
 
-from router.engines.upstream import Upstream
-from router.fleet.node import Engine, Node, Role, State, process_of
+from router.engines.upstream import Upstream, UpstreamError
+from router.fleet.breaker import Breaker, Rules, Verdict, due, judged, tried, untried
+from router.fleet.leg import BUSY_S, Leg
+from router.fleet.node import Circuit, Engine, Node, Role, State, another_process, node_of, process_of
 from router.fleet.probe import Fault, Probed, Prober, forget, restarted, updated
+from router.fleet.snapshot import Pool
+from router.fleet.standing import Event, Probes, Standing, Wish, after, event_of, state_of
 from router.telemetry.facts import Facts, NodeChanged, TaskFailed
 
-FAILURES_TO_EJECT = 2
+__all__ = ["Fleet", "Pool", "Probe", "node_of"]
+
+FAILURES_TO_EJECT: Final = 2
 """Failed probes in a row after which a node gets no new turns; one good probe brings it back."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """The nodes at one moment, by key."""
-
-    by_key: Mapping[str, Node] = field(default_factory=lambda: MappingProxyType({}))
-
-    @classmethod
-    def of(cls, nodes: Iterable[Node]) -> "Pool":
-        return cls(MappingProxyType({node.key: node for node in nodes}))
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        """All of them, in the order in which they were added."""
-        return tuple(self.by_key.values())
-
-    def get(self, key: str) -> Node | None:
-        return self.by_key.get(key)
-
-    def ready(self, role: Role, model: str = "") -> tuple[Node, ...]:
-        """Nodes that may get a turn for ``model``; a node whose models are not known serves any."""
-        return tuple(
-            node
-            for node in self.by_key.values()
-            if node.role is role
-            and node.state is State.READY
-            and (not model or not node.engine.models or model in node.engine.models)
-        )
-
-    def with_node(self, node: Node) -> "Pool":
-        """The same pool with one node replaced, or added."""
-        return Pool(MappingProxyType({**self.by_key, node.key: node}))
-
-    def without(self, key: str) -> "Pool":
-        """The same pool without one node; the same if it has no such node."""
-        return Pool.of(node for node in self.by_key.values() if node.key != key)
 
 
 class Probe(Protocol):
@@ -63,53 +32,143 @@ class Probe(Protocol):
         """Probe one node; failures are values."""
 
 
-def node_of(origin: str, role: Role) -> Node:
-    """A node that nothing is known of yet. Its key is role and address, unique in a fleet.
+@dataclass(slots=True)
+class _Known:
+    """What the fleet keeps of a node besides its value in the snapshot."""
 
-    Raises ValueError where ``origin`` is not ``http(s)://HOST[:PORT]``.
-    """
-    parts = urlsplit(origin)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
-        raise ValueError(f"not an origin, as in http://HOST:PORT: {origin!r}")
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    port = parts.port or {"http": 80, "https": 443}[parts.scheme]
-    return Node(f"{role.value[0]}:{host}:{port}", origin.rstrip("/"), role)
+    standing: Standing = field(default_factory=Standing)
+    breaker: Breaker = field(default_factory=Breaker)
+    failures: int = 0
+    """Probes that failed in a row."""
+    refused: bool = False
+    """It did not even listen since it was ready: most likely another process comes back."""
+    leave_by_s: float | None = None
 
 
 class Fleet:
-    """Holds the current snapshot, counts open legs, and keeps probing. One event loop only."""
+    """Holds the current snapshot, counts open legs, hears what they came to, and keeps probing.
 
-    def __init__(self, nodes: Iterable[Node], *, probe: Probe, facts: Facts) -> None:
-        self._pool = Pool.of(nodes)
-        self._probe, self._facts = probe, facts
-        self._legs: dict[str, int] = {}
-        self._failures: dict[str, int] = {}
-        self._refused: set[str] = set()
-        """Nodes that did not even listen since they were ready: most likely another process comes back."""
+    One event loop only. ``now`` is the ledger's clock. ``linger_s`` bounds how long a node that leaves is
+    kept for what it holds.
+    """
+
+    def __init__(
+        self,
+        nodes: Iterable[Node],
+        *,
+        probe: Probe,
+        facts: Facts,
+        rules: Rules | None = None,
+        linger_s: float = 120.0,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pool = Pool()
+        self._known: dict[str, _Known] = {}
+        self._probe, self._facts, self._now = probe, facts, now
+        self._rules, self._linger_s = rules or Rules(), linger_s
+        self._legs: dict[str, set[Leg]] = {}
         self._probing: set[str] = set()
+        self._due_s: float | None = None
+        """When time alone changes something next: a breaker, a busy node, a node that leaves."""
+        self._added, self._wake = False, asyncio.Event()
+        """Whether a node is to be probed out of turn, and what ends the wait for the next one."""
+        for node in nodes:
+            self._known[node.key] = _Known()
+            self._pool = self._pool.with_node(replace(node, since_s=now()))
 
     @classmethod
     def of(
-        cls, prefill: Iterable[str], decode: Iterable[str], *, facts: Facts, probe: Probe | None = None
+        cls,
+        prefill: Iterable[str],
+        decode: Iterable[str],
+        *,
+        facts: Facts,
+        probe: Probe | None = None,
+        now: Callable[[], float] = time.monotonic,
     ) -> "Fleet":
         """A fleet of these origins. Raises ValueError on one that is none."""
         nodes = [node_of(origin, Role.PREFILL) for origin in prefill]
         nodes += [node_of(origin, Role.DECODE) for origin in decode]
-        return cls(nodes, probe=probe if probe is not None else Prober(), facts=facts)
+        return cls(nodes, probe=probe if probe is not None else Prober(), facts=facts, now=now)
 
     @property
     def snapshot(self) -> Pool:
         """The fleet as it is now; the value never changes afterwards."""
+        if self._due_s is not None and self._now() >= self._due_s:
+            self._pass_time()
         return self._pool
 
+    def breaker(self, key: str) -> Breaker | None:
+        """A node's breaker, for people to look at."""
+        known = self._known.get(key)
+        return None if known is None else known.breaker
+
+    # -- legs --------------------------------------------------------------------------------------------
+
     @contextlib.contextmanager
-    def leg(self, key: str) -> Iterator[None]:
-        """Count a leg on a node for as long as it is open, however it ends."""
-        self._count(key, +1)
+    def leg(self, key: str, *, with_handle: bool = False, peer: str = "") -> Iterator[Leg]:
+        """Count a leg on a node for as long as it is open, however it ends.
+
+        An UpstreamError that passes through is a verdict, as are the calls of the leg itself.
+        ``with_handle``: it reads from a decode node, and may fail because of that one. ``peer``: the prefill
+        node that a decode leg reads from.
+        """
+        leg = Leg(self, key, with_handle=with_handle, on_trial=self._goes_on_trial(key), peer=peer)
+        legs = self._legs.setdefault(key, set())
+        legs.add(leg)
+        self._count(key, len(legs))
         try:
-            yield
+            yield leg
+        except UpstreamError as error:
+            leg.broke(error)
+            raise
         finally:
-            self._count(key, -1)
+            legs.discard(leg)
+            self._count(key, len(legs))
+            leg.end()
+
+    def tell(
+        self, key: str, verdict: Verdict, why: str = "", *, peer: str = "", on_trial: bool = False
+    ) -> None:
+        """Take a leg's verdict on a node; ``leg`` does so for whoever uses it."""
+        known = self._known.get(key)
+        if known is not None:
+            told = {"why": why, "peer": peer}
+            now_s = self._now()
+            self._turn(key, judged(known.breaker, verdict, now_s, self._rules, on_trial=on_trial, **told))
+
+    def busy(self, key: str, for_s: float = BUSY_S) -> None:
+        """New turns keep away from a node for so long, while another can have them."""
+        node = self._pool.get(key)
+        if node is not None:
+            until_s = self._now() + for_s
+            self._pool = self._pool.with_node(replace(node, busy_until_s=until_s))
+            self._wait_for(until_s)
+
+    def untried(self, key: str) -> None:
+        """A leg on trial ended and told nothing: the next one is on trial."""
+        known = self._known.get(key)
+        if known is not None:
+            self._turn(key, untried(known.breaker))
+
+    def _goes_on_trial(self, key: str) -> bool:
+        known = self._known.get(key)
+        if known is None or self.snapshot.get(key) is None or known.breaker.circuit is not Circuit.HALF_OPEN:
+            return False
+        self._turn(key, tried(known.breaker))
+        return True
+
+    def _turn(self, key: str, breaker: Breaker) -> None:
+        """Put a node's breaker where it is now."""
+        known = self._known[key]
+        before, known.breaker = known.breaker, breaker
+        if breaker.circuit is before.circuit:
+            return
+        if breaker.open_until_s is not None:
+            self._wait_for(breaker.open_until_s)
+        self._move(key, event_of(breaker.circuit), breaker.why)
+
+    # -- what is known of engines ------------------------------------------------------------------------
 
     def process(self, key: str) -> str | None:
         """The engine process that is known to be behind a node *now*.
@@ -130,7 +189,7 @@ class Fleet:
         if node is None:
             return
         engine, told = node.engine, {name: value for name, value in facts.items() if value is not None}
-        new_process = _another_process(engine.engine_id, told.get("engine_id"))
+        new_process = another_process(engine.engine_id, told.get("engine_id"))
         if new_process:
             engine = forget(engine)
         learned = replace(engine, **told)
@@ -138,107 +197,208 @@ class Fleet:
             return
         self._pool = self._pool.with_node(replace(node, engine=learned))
         if new_process:
+            self._renewed(key)
             self._facts.publish(NodeChanged(key, node.role, node.state, "another engine id"))
 
+    def _renewed(self, key: str) -> None:
+        """Another process is behind a node: nothing that an earlier one held or did counts any more."""
+        node, known = self._pool.by_key[key], self._known[key]
+        self._pool = self._pool.with_node(replace(node, renewed_at_s=self._now(), busy_until_s=None))
+        self._turn(key, Breaker(trips=known.breaker.trips))
+
+    # -- who belongs to it -------------------------------------------------------------------------------
+
     def add(self, node: Node) -> None:
-        """Take a node in, or replace the one with its key."""
-        self._set(replace(node, in_flight=self._legs.get(node.key, 0)))
+        """Take a node in, and probe it soon; one that is there keeps what is known of it, and stays."""
+        known, present = self._known.get(node.key), self._pool.get(node.key)
+        if known is None or present is None:
+            self._known[node.key] = _Known()
+            fresh = replace(node, in_flight=len(self._legs.get(node.key, ())), since_s=self._now())
+            self._pool = self._pool.with_node(fresh)
+            self._facts.publish(NodeChanged(node.key, node.role, node.state, "added"))
+            self._added = True
+            self._wake.set()
+            return
+        known.leave_by_s = None
+        self._pool = self._pool.with_node(replace(present, weight=node.weight, limit=node.limit))
+        self._move(node.key, Event.ADDED)
 
-    def remove(self, key: str) -> None:
-        """Forget a node. Legs that are open on it run on."""
-        self._pool = self._pool.without(key)
-        self._failures.pop(key, None)
-        self._refused.discard(key)
+    def drain(self, key: str, why: str) -> None:
+        """No new turns go to a node, until it is undrained; what it holds may still be read."""
+        self._move(key, Event.DRAINED, why)
 
-    def mark(self, key: str, state: State, reason: str) -> None:
-        """Put a node in a state, as for draining. Probes do not take ``DRAINING`` and ``GONE`` back."""
-        node = self._pool.get(key)
-        if node is not None:
-            self._set(replace(node, state=state, reason=reason))
+    def undrain(self, key: str) -> None:
+        known = self._known.get(key)
+        if known is not None:
+            known.leave_by_s = None
+            self._move(key, Event.UNDRAINED)
+
+    def leave(self, key: str, why: str) -> None:
+        """Drain a node, and let it go when that costs nobody anything.
+
+        A prefill node goes with its last leg. A decode node is kept while it answers probes, for at most
+        ``linger_s``: the next turns of its conversations read what it holds, and decode elsewhere. Legs that
+        are open when it goes run on.
+        """
+        known = self._known.get(key)
+        if known is not None and known.standing.wish is not Wish.LEAVE:
+            known.leave_by_s = self._now() + self._linger_s
+            self._wait_for(known.leave_by_s)
+            self._move(key, Event.LEFT, why)
+            self._let_go(key)
+
+    def remove(self, key: str, why: str = "removed") -> None:
+        """Forget a node at once. Legs that are open on it run on."""
+        self._move(key, Event.REMOVED, why)
+
+    def _let_go(self, key: str) -> None:
+        node, known = self._pool.get(key), self._known.get(key)
+        if node is None or known is None or known.standing.wish is not Wish.LEAVE:
+            return
+        overdue = known.leave_by_s is not None and self._now() >= known.leave_by_s
+        holds = node.role is Role.DECODE and known.standing.probes is Probes.GOOD
+        if overdue or (node.in_flight == 0 and not holds):
+            self.remove(key, known.standing.wish_why)
+
+    # -- probes ------------------------------------------------------------------------------------------
 
     async def run(self, upstream: Upstream, *, interval_s: float) -> None:
         """Probe every node at once, and then every ``interval_s`` seconds, until cancelled. Never raises.
 
-        A node whose probe still runs is left alone, so that a slow one holds up no other.
+        A node whose probe still runs is left alone, so that a slow one holds up no other; a new one is probed
+        as soon as it is there.
         """
         async with asyncio.TaskGroup() as group:
+            next_s = self._now()
             while True:
-                for node in self._pool.nodes:
-                    if node.key not in self._probing:
-                        self._probing.add(node.key)
-                        group.create_task(self._refresh(upstream, node.key), name=f"probe {node.key}")
-                await asyncio.sleep(interval_s)
+                self._wake.clear()
+                nodes = self.snapshot.nodes
+                if self._now() >= next_s or self._added:
+                    self._added, next_s = False, self._now() + interval_s
+                    for origin, keys in _by_origin(nodes):
+                        if origin not in self._probing:
+                            self._probing.add(origin)
+                            group.create_task(self._refresh(upstream, origin, keys), name=f"probe {origin}")
+                until_s = next_s if self._due_s is None else min(next_s, self._due_s)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(until_s - self._now(), 0.0)):
+                        await self._wake.wait()
 
     async def refresh(self, upstream: Upstream) -> None:
         """Probe every node once."""
-        await asyncio.gather(*(self._refresh(upstream, node.key) for node in self._pool.nodes))
+        by_origin = _by_origin(self.snapshot.nodes)
+        await asyncio.gather(*(self._refresh(upstream, origin, keys) for origin, keys in by_origin))
 
-    async def _refresh(self, upstream: Upstream, key: str) -> None:
+    async def _refresh(self, upstream: Upstream, origin: str, keys: Sequence[str]) -> None:
+        """Probe an engine once for all nodes that stand for it: its roles and ranks."""
         try:
-            node = self._pool.get(key)
-            if node is not None and node.state is not State.GONE:
-                self._take(key, await self._probe(upstream, node))
+            node = next((node for key in keys if (node := self._pool.get(key)) is not None), None)
+            if node is not None:
+                probed = await self._probe(upstream, node)
+                for key in keys:
+                    self._take(key, probed)
         except Exception as error:
-            self._facts.publish(TaskFailed("probe", f"{key}: {type(error).__name__}: {error}"))
+            self._facts.publish(TaskFailed("probe", f"{keys[0]}: {type(error).__name__}: {error}"))
         finally:
-            self._probing.discard(key)
+            self._probing.discard(origin)
 
     def _take(self, key: str, probed: Probed) -> None:
         node = self._pool.get(key)
         if node is None:
             return
         if probed.state is State.READY:
-            self._take_good(node, probed)
+            self._take_good(node, probed.seen_at(node.rank))
         else:
             self._take_failed(node, probed)
+        self._let_go(key)
 
-    def _take_good(self, node: Node, probed: Probed) -> None:
-        known, seen = node.engine, probed.seen
-        new_process = restarted(known, seen)
-        if node.key in self._refused and not new_process:
+    def _take_good(self, node: Node, seen: Engine) -> None:
+        known, engine = self._known[node.key], node.engine
+        new_process = restarted(engine, seen)
+        if known.refused and not new_process:
             # Who did not even listen has most likely ended; what it had shown is to be shown again.
-            new_process, known = True, forget(known)
-        self._failures.pop(node.key, None)
-        self._refused.discard(node.key)
-        reason = node.reason if node.state is State.READY else ""
+            new_process, engine = True, forget(engine)
+        known.failures, known.refused = 0, False
+        why = known.standing.probes_why if known.standing.probes is Probes.GOOD else ""
+        # What turns have learned while the probe ran is in the live node, and stays.
+        self._pool = self._pool.with_node(replace(node, engine=updated(engine, seen)))
         if new_process:
             started = f"{seen.started_at_s:.0f}" if seen.started_at_s is not None else "an unknown time"
-            reason = f"another process, started at {started}"
-        # What turns have learned while the probe ran is in the live node, and stays.
-        self._set(_with_state(replace(node, engine=updated(known, seen)), State.READY, reason))
+            why = f"another process, started at {started}"
+            self._renewed(node.key)
+        self._move(node.key, Event.PROBE_GOOD, why)
 
     def _take_failed(self, node: Node, probed: Probed) -> None:
-        failures = self._failures[node.key] = self._failures.get(node.key, 0) + 1
-        if probed.fault is Fault.REFUSED and node.state is not State.STARTING:
-            self._refused.add(node.key)
-        known = replace(node, engine=updated(node.engine, Engine()))
-        if node.state is State.READY and failures < FAILURES_TO_EJECT:
-            self._set(known)
-        else:
-            self._set(_with_state(known, probed.state, probed.reason))
+        known = self._known[node.key]
+        known.failures += 1
+        if probed.fault is Fault.REFUSED and known.standing.probes is not Probes.UNKNOWN:
+            known.refused = True
+        self._pool = self._pool.with_node(replace(node, engine=updated(node.engine, Engine())))
+        if known.standing.probes is not Probes.GOOD or known.failures >= FAILURES_TO_EJECT:
+            self._move(node.key, Event.PROBE_BAD, probed.reason)
+            for leg in tuple(self._legs.get(node.key, ())):
+                leg.give_up(probed.reason)
 
-    def _count(self, key: str, by: int) -> None:
-        legs = self._legs[key] = self._legs.get(key, 0) + by
-        if legs == 0:
-            del self._legs[key]
+    # -- moving on ---------------------------------------------------------------------------------------
+
+    def _count(self, key: str, legs: int) -> None:
+        if not legs:
+            self._legs.pop(key, None)
         node = self._pool.get(key)
         if node is not None:
-            self._pool = self._pool.with_node(replace(node, in_flight=legs))
+            idle_since_s = None if legs else self._now()
+            self._pool = self._pool.with_node(replace(node, in_flight=legs, idle_since_s=idle_since_s))
+            self._let_go(key)
 
-    def _set(self, node: Node) -> None:
-        before = self._pool.get(node.key)
-        self._pool = self._pool.with_node(node)
-        if before is None or (before.state, before.reason) != (node.state, node.reason):
-            self._facts.publish(NodeChanged(node.key, node.role, node.state, node.reason))
+    def _move(self, key: str, event: Event, why: str = "") -> None:
+        """Take an event into a node's standing, and tell where its state or the reason for it changed."""
+        known, node = self._known.get(key), self._pool.get(key)
+        if known is None or node is None:
+            return
+        known.standing = after(known.standing, event, why)
+        state, reason = state_of(known.standing)
+        circuit, reachable = known.breaker.circuit, known.standing.probes is Probes.GOOD
+        moved = replace(node, state=state, reason=reason, circuit=circuit, reachable=reachable)
+        if moved == node:
+            return
+        if state is State.GONE:
+            self._pool = self._pool.without(key)
+            del self._known[key]
+        else:
+            since_s = node.since_s if state is node.state else self._now()
+            self._pool = self._pool.with_node(replace(moved, since_s=since_s))
+        if (state, reason) != (node.state, node.reason):
+            self._facts.publish(NodeChanged(key, node.role, state, reason))
+
+    def _wait_for(self, at_s: float) -> None:
+        if self._due_s is None or at_s < self._due_s:
+            self._due_s = at_s
+            self._wake.set()
+
+    def _pass_time(self) -> None:
+        """Do what was due by now, and note what is due next."""
+        now_s, self._due_s = self._now(), None
+        for key in tuple(self._known):
+            # Whoever is told of a change may look at the fleet: what is due moves under our feet.
+            known, node = self._known.get(key), self._pool.get(key)
+            if known is None or node is None:
+                continue
+            if node.busy_until_s is not None:
+                if now_s >= node.busy_until_s:
+                    self._pool = self._pool.with_node(replace(node, busy_until_s=None))
+                else:
+                    self._wait_for(node.busy_until_s)
+            self._turn(key, due(known.breaker, now_s))
+            if known.breaker.open_until_s is not None:
+                self._wait_for(known.breaker.open_until_s)
+            if known.leave_by_s is not None and known.standing.wish is Wish.LEAVE:
+                self._wait_for(known.leave_by_s)
+                self._let_go(key)
 
 
-def _with_state(node: Node, state: State, reason: str) -> Node:
-    """The node in a state that a probe found; what an operator or discovery has decided stands."""
-    if node.state in (State.DRAINING, State.GONE):
-        return node
-    return replace(node, state=state, reason=reason)
-
-
-def _another_process(known: str | None, told: str | None) -> bool:
-    """Whether two engine ids are known, and of different processes."""
-    return None not in (known, told) and process_of(known) != process_of(told)
+def _by_origin(nodes: Iterable[Node]) -> list[tuple[str, list[str]]]:
+    """The keys of nodes that one engine stands behind, by its origin."""
+    found: dict[str, list[str]] = {}
+    for node in nodes:
+        found.setdefault(node.origin, []).append(node.key)
+    return list(found.items())

@@ -6,6 +6,7 @@ A probe never stalls and never raises: each of its outcomes is a ``Probed``. An 
 
 import asyncio
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -23,6 +24,7 @@ WAITING = "vllm:num_requests_waiting"
 STARTED_AT = "process_start_time_seconds"
 _FAMILIES = (CACHE_CONFIG, KV_USAGE, KV_USAGE_BEFORE_0_11, RUNNING, WAITING, STARTED_AT)
 _MAX_DIGITS = 15
+_MAX_RANK_DIGITS = 4
 _MAX_COUNT = 1e15
 """Larger numbers are none of an engine's: they would not be exact, or print as hundreds of digits."""
 _FLAGS = {"True": True, "False": False}
@@ -47,6 +49,15 @@ class Probed:
     reason: str = ""
     fault: Fault | None = None
     seen: Engine = field(default_factory=Engine)
+    by_rank: Mapping[int, Engine] = field(default_factory=dict)
+    """What it saw of each data-parallel engine, where there are several behind one origin."""
+
+    def seen_at(self, rank: int | None) -> Engine:
+        """What it saw of the engine that a node with this rank stands for."""
+        of_rank = self.by_rank.get(rank) if rank is not None else None
+        if of_rank is None:
+            return self.seen
+        return replace(of_rank, version=self.seen.version, models=self.seen.models)
 
 
 class _Model(msgspec.Struct):
@@ -105,7 +116,8 @@ class Prober:
             self._body(upstream, node, "/metrics"),
         )
         seen = replace(engine_in_metrics(metrics), version=_version(version), models=_models(models))
-        return Probed(State.READY, seen=seen)
+        by_rank = {rank: engine_in_metrics(metrics, rank=rank) for rank in _ranks(metrics)}
+        return Probed(State.READY, seen=seen, by_rank=by_rank if len(by_rank) > 1 else {})
 
     async def _get(self, upstream: Upstream, node: Node, path: str) -> Answer:
         return await upstream.send(node.origin, Call("GET", path, self._headers, limits=self._limits))
@@ -159,8 +171,16 @@ def updated(known: Engine, seen: Engine) -> Engine:
     )
 
 
-def engine_in_metrics(text: bytes) -> Engine:
-    """What ``/metrics`` tells of an engine.
+def _ranks(text: bytes) -> set[int]:
+    """The data-parallel engines that ``/metrics`` names."""
+    named = {sample.labels.get("engine", "") for sample in samples(text, (RUNNING,))}
+    return {
+        int(name) for name in named if name.isascii() and name.isdigit() and len(name) <= _MAX_RANK_DIGITS
+    }
+
+
+def engine_in_metrics(text: bytes, *, rank: int | None = None) -> Engine:
+    """What ``/metrics`` tells of an engine, or of one rank of it.
 
     A data-parallel server has one sample for each of its engines: counts and blocks are summed, the usage is
     averaged, and the block size is that of all of them.
@@ -170,6 +190,8 @@ def engine_in_metrics(text: bytes) -> Engine:
     blocks: list[int] = []
     prefix_cache: bool | None = None
     for sample in samples(text, _FAMILIES):
+        if rank is not None and sample.labels.get("engine", str(rank)) != str(rank):
+            continue
         if sample.name == CACHE_CONFIG:
             _add_count(sizes, sample.labels.get("block_size"))
             _add_count(blocks, sample.labels.get("num_gpu_blocks"))

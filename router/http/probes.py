@@ -11,7 +11,7 @@ from itertools import islice, product
 from typing import Literal
 
 from router import __version__
-from router.fleet.node import Node, Role, State
+from router.fleet.node import Node, Role
 from router.http.schemas import Body, Health, Live, NodeHealth, PairHealth, Ready
 
 MAX_PAIRS = 256
@@ -31,7 +31,10 @@ def live() -> ProbeAnswer:
 
 
 def ready(nodes: Iterable[Node], *, draining: bool) -> ProbeAnswer:
-    """200 where at least one node of each role is ready and the router is not draining; else 503."""
+    """200 where at least one node of each role may get turns and the router is not draining; else 503.
+
+    Nodes whose breaker is open are a last resort, and still serve: see ``Pool.ready``.
+    """
     reasons = _reasons(tuple(nodes), draining=draining)
     return _answer(
         503 if reasons else 200, Ready(status=_status(reasons, draining=draining), reasons=reasons)
@@ -114,7 +117,7 @@ def _reasons(nodes: Sequence[Node], *, draining: bool) -> tuple[str, ...]:
     reasons = ["the router is draining"] if draining else []
     for role in Role:
         side = _of(nodes, role)
-        if not any(node.state is State.READY for node in side):
+        if not any(node.serves for node in side):
             states = Counter(node.state.value for node in side)
             told = ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "none known"
             why = next((f"; {node.key}: {node.reason}" for node in side if node.reason), "")

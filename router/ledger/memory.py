@@ -4,22 +4,35 @@ Each boundary leads to a short list of branches, newest first. Each method runs 
 first line to its last, so that on one event loop it is one atomic step; it is not safe across threads.
 
 No method's cost depends on how much is held. Branches are linked in the order of last use; eviction takes the
-oldest. Live handles stand in buckets of whole seconds of their deadline, so that taking one out is a
-dictionary's ``pop`` and ``sweep`` touches nothing but what has expired. A boundary's list is bounded, so that
-no shared system prompt collects every conversation there is.
+oldest. Handles that wait are kept in order by ``router.ledger.waiting``. A boundary's list is bounded, so
+that no shared system prompt collects every conversation there is.
 """
 
-import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
-from heapq import heappop, heappush
+from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from operator import itemgetter
 from typing import Final
 
+from router.ledger.branch import Branch, branch_bytes, handle_bytes
+from router.ledger.listing import page
+from router.ledger.owners import Owners
 from router.ledger.sharded import Sharded
-from router.ledger.store import Absence, Found, Handle, LedgerStats, Put, Query, Relation, Trace
+from router.ledger.store import (
+    Absence,
+    Candidate,
+    Finish,
+    Found,
+    Handle,
+    LedgerStats,
+    Page,
+    Pinned,
+    Put,
+    Query,
+    Relation,
+)
+from router.ledger.waiting import Waiting
 
 DEFAULT_MAX_BRANCHES: Final = 1_000_000
 DEFAULT_MAX_BYTES: Final = 2_147_483_648
@@ -28,53 +41,6 @@ DEFAULT_MAX_SIBLINGS: Final = 8
 SWEEP_HANDLES: Final = 5_000
 SWEEP_BRANCHES: Final = 1_000
 """How much one sweep drops at most, some milliseconds of the loop's time; the rest waits for the next."""
-
-# What CPython takes on 64 bits, in bytes; tests/ledger/test_memory.py compares it with tracemalloc.
-_BRANCH_BYTES: Final = 680
-"""A branch: its object and id, its place in the order of use, its list of boundaries, its trace."""
-_BOUNDARY_BYTES: Final = 105
-"""A boundary: its key, its slot in the (half full) table, its place in the branch's own list."""
-_HANDLE_BYTES: Final = 520
-"""A handle: its object, and numbers, its place in the order of deadlines."""
-_HELD_BYTES: Final = 300
-"""Digests of held tokens, but for their links."""
-
-
-class _Branch:
-    """One line of turns. Mutable: it moves on."""
-
-    __slots__ = (
-        "absence",
-        "conversation",
-        "handle",
-        "id",
-        "keys",
-        "newer",
-        "older",
-        "size_bytes",
-        "tip",
-        "trace",
-        "turns",
-        "used_s",
-        "version",
-    )
-
-    def __init__(self, branch_id: str, trace: Trace) -> None:
-        self.id = branch_id
-        self.version = 0
-        self.turns = 0
-        self.keys: list[bytes] = []
-        """The boundaries that lead here, or did until newer siblings took the place."""
-        self.tip = b""
-        self.trace = trace
-        self.handle: Handle | None = None
-        self.absence = Absence.NO_HANDLE
-        """Why there is no handle, where there is none."""
-        self.conversation = ""
-        self.used_s = 0.0
-        self.older: _Branch | None = None
-        self.newer: _Branch | None = None
-        self.size_bytes = 0
 
 
 class MemoryLedger:
@@ -108,19 +74,16 @@ class MemoryLedger:
         self._trace_ttl_s = trace_ttl_s
         self._max_siblings = max_siblings
         self._now = now
-        self._branches: Sharded[str, _Branch] = Sharded()
-        self._oldest: _Branch | None = None
-        self._newest: _Branch | None = None
-        self._boundaries: Sharded[bytes, _Branch | list[_Branch]] = Sharded()
+        self._branches: Sharded[str, Branch] = Sharded()
+        self._oldest: Branch | None = None
+        self._newest: Branch | None = None
+        self._boundaries: Sharded[bytes, Branch | list[Branch]] = Sharded()
         """Most boundaries lead to one branch; only those of several pay for a list."""
-        self._deadlines: dict[int, dict[str, _Branch]] = {}
-        """Live handles by the second their deadline lies in."""
-        self._due_s: list[int] = []
-        """A heap of the keys of ``_deadlines``, each once."""
+        self._owners = Owners()
+        self._waiting = Waiting()
         self._ids = count(1)
         self._prefix = os.urandom(4).hex()
         self._size_bytes = 0
-        self._handles = 0
         self._expired_handles = 0
         self._evicted_branches = 0
         self._evicted_handles = 0
@@ -148,7 +111,7 @@ class MemoryLedger:
             branch.absence = Absence.EXPIRED
             self._expired_handles += 1
             return False
-        self._attach(branch, found.handle)
+        self._attach(branch, found.handle, now_s)
         self._fit(now_s)
         return branch.handle is not None
 
@@ -168,7 +131,7 @@ class MemoryLedger:
             self._unlink(branch)
             new_keys = turn.keys[found.depth :]
         else:
-            branch = _Branch(self._new_id(), turn.trace)
+            branch = Branch(self._new_id(), turn.trace)
             self._branches.set(branch.id, branch)
             # Where it left it comes first; what lies before is the older branch's, as long as that is there.
             new_keys = turn.keys[found.depth - 1 :] if found and known else turn.keys
@@ -179,22 +142,23 @@ class MemoryLedger:
         branch.turns += 1
         branch.trace = turn.trace
         branch.conversation = turn.conversation
+        self._owners.set(branch, turn.owner)
         self._link_newest(branch, now_s)
         branch.absence = Absence.NO_HANDLE
-        self._resize(branch, _branch_bytes(branch) - branch.size_bytes)
+        self._resize(branch, branch_bytes(branch) - branch.size_bytes)
         if turn.handle is not None:
             if _expired(turn.handle, now_s):
                 branch.absence = Absence.EXPIRED
                 self._expired_handles += 1
             else:
-                self._attach(branch, turn.handle)
+                self._attach(branch, turn.handle, now_s)
         self._fit(now_s)
         return branch.id
 
     async def sweep(self) -> None:
         """Drop what has expired, at most ``SWEEP_HANDLES`` and ``SWEEP_BRANCHES``; linear in that."""
         now_s = self._now()
-        for branch in self._due(now_s, SWEEP_HANDLES):
+        for branch in self._waiting.due(now_s, SWEEP_HANDLES):
             self._expire(branch)
         for _ in range(SWEEP_BRANCHES):
             if self._oldest is None or not self._too_old(self._oldest, now_s):
@@ -205,7 +169,7 @@ class MemoryLedger:
         return LedgerStats(
             branches=len(self._branches),
             boundaries=len(self._boundaries),
-            handles=self._handles,
+            handles=len(self._waiting),
             size_bytes=self._size_bytes,
             expired_handles=self._expired_handles,
             evicted_branches=self._evicted_branches,
@@ -213,15 +177,43 @@ class MemoryLedger:
         )
 
     async def close(self) -> None:
-        self._branches, self._boundaries = Sharded(), Sharded()
+        self._branches, self._boundaries, self._owners = Sharded(), Sharded(), Owners()
         self._oldest = self._newest = None
-        self._deadlines.clear()
-        self._due_s.clear()
-        self._size_bytes = self._handles = 0
+        self._waiting.clear()
+        self._size_bytes = 0
 
-    def _found(self, query: Query, depth: int, branches: list[_Branch], now_s: float) -> Found:
+    async def pinned(self) -> Mapping[str, Pinned]:
+        return self._waiting.pinned()
+
+    async def oldest(self, decode: str, finish: Finish) -> Candidate | None:
+        branch = self._waiting.oldest(decode, finish)
+        return branch.candidate() if branch is not None else None
+
+    async def take(self, branch: str, version: int) -> Handle | None:
+        known = self._branches.get(branch)
+        if known is None or known.version != version:
+            return None
+        return self._take(known, self._now())
+
+    async def end(self, owner: bytes) -> tuple[Handle, ...] | None:
+        branches = self._owners.of(owner)
+        if not branches:
+            return None
+        now_s = self._now()
+        handles = [handle for branch in branches if (handle := self._take(branch, now_s)) is not None]
+        for branch in branches:
+            self._owners.set(branch, b"")
+            branch.conversation = ""
+            self._resize(branch, branch_bytes(branch) - branch.size_bytes)
+        return tuple(handles)
+
+    async def conversations(self, *, cursor: str | None, limit: int) -> Page:
+        used_after_s = self._now() - self._trace_ttl_s
+        return page(self._newest, self._branches.get, cursor=cursor, limit=limit, used_after_s=used_after_s)
+
+    def _found(self, query: Query, depth: int, branches: list[Branch], now_s: float) -> Found:
         """Choose among the branches of one boundary, and take the handle if it is to be had."""
-        candidates: list[tuple[tuple[bool, bool, bool], _Branch, Relation, Absence | None]] = []
+        candidates: list[tuple[tuple[bool, bool, bool], Branch, Relation, Absence | None]] = []
         for branch in branches:
             at_tip = branch.tip == query.keys[depth - 1]
             if not at_tip:
@@ -248,7 +240,7 @@ class MemoryLedger:
         )
 
     def _absence(
-        self, query: Query, depth: int, branch: _Branch, relation: Relation, now_s: float
+        self, query: Query, depth: int, branch: Branch, relation: Relation, now_s: float
     ) -> Absence | None:
         """Why this turn may not have the branch's handle; None where it may."""
         if branch.handle is not None and _expired(branch.handle, now_s):
@@ -267,10 +259,10 @@ class MemoryLedger:
             gain_tokens *= min(share, 1.0)
         return None if gain_tokens >= query.take_share * handle.tokens else Absence.SMALL_GAIN
 
-    def _too_old(self, branch: _Branch, now_s: float) -> bool:
+    def _too_old(self, branch: Branch, now_s: float) -> bool:
         return branch.used_s + self._trace_ttl_s <= now_s
 
-    def _link_newest(self, branch: _Branch, now_s: float) -> None:
+    def _link_newest(self, branch: Branch, now_s: float) -> None:
         branch.used_s = now_s
         branch.older, branch.newer = self._newest, None
         if self._newest is None:
@@ -279,7 +271,7 @@ class MemoryLedger:
             self._newest.newer = branch
         self._newest = branch
 
-    def _unlink(self, branch: _Branch) -> None:
+    def _unlink(self, branch: Branch) -> None:
         if branch.older is None:
             self._oldest = branch.newer
         else:
@@ -293,7 +285,7 @@ class MemoryLedger:
     def _new_id(self) -> str:
         return f"{self._prefix}-{next(self._ids):x}"
 
-    def _index(self, branch: _Branch, keys: Iterable[bytes]) -> None:
+    def _index(self, branch: Branch, keys: Iterable[bytes]) -> None:
         """Make ``branch`` the first choice at each of ``keys``."""
         for key in keys:
             at = self._boundaries.get(key)
@@ -306,45 +298,36 @@ class MemoryLedger:
             else:
                 self._boundaries.set(key, branch)
 
-    def _attach(self, branch: _Branch, handle: Handle) -> None:
+    def _attach(self, branch: Branch, handle: Handle, now_s: float) -> None:
         branch.handle = handle
-        second = _second(handle)
-        bucket = self._deadlines.get(second)
-        if bucket is None:
-            bucket = self._deadlines[second] = {}
-            heappush(self._due_s, second)
-        bucket[branch.id] = branch
-        self._handles += 1
-        self._resize(branch, _handle_bytes(handle))
+        self._waiting.add(branch, handle, now_s)
+        self._resize(branch, handle_bytes(handle))
 
-    def _release(self, branch: _Branch) -> Handle | None:
+    def _release(self, branch: Branch) -> Handle | None:
         """Take the branch's handle off it."""
         handle = branch.handle
         if handle is not None:
             branch.handle = None
             branch.absence = Absence.NO_HANDLE
-            # An emptied bucket stays until its second has passed: its number is in the heap.
-            self._deadlines[_second(handle)].pop(branch.id, None)
-            self._handles -= 1
-            self._resize(branch, -_handle_bytes(handle))
+            self._waiting.remove(branch, handle)
+            self._resize(branch, -handle_bytes(handle))
         return handle
 
-    def _expire(self, branch: _Branch) -> None:
+    def _take(self, branch: Branch, now_s: float) -> Handle | None:
+        """Take the branch's handle off it to be released, if it is still good."""
+        if branch.handle is not None and _expired(branch.handle, now_s):
+            self._expire(branch)
+        handle = self._release(branch)
+        if handle is not None:
+            branch.absence = Absence.RELEASED
+        return handle
+
+    def _expire(self, branch: Branch) -> None:
         if self._release(branch) is not None:
             branch.absence = Absence.EXPIRED
             self._expired_handles += 1
 
-    def _due(self, now_s: float, limit: int) -> Iterator[_Branch]:
-        """Branches whose handles have expired, at most ``limit``."""
-        for _ in range(limit):
-            while self._due_s and not self._deadlines[self._due_s[0]] and self._due_s[0] + 1 <= now_s:
-                del self._deadlines[heappop(self._due_s)]
-            # Within its own second a bucket may hold handles that are still good: not before its end.
-            if not self._due_s or self._due_s[0] + 1 > now_s:
-                return
-            yield next(iter(self._deadlines[self._due_s[0]].values()))
-
-    def _resize(self, branch: _Branch, by_bytes: int) -> None:
+    def _resize(self, branch: Branch, by_bytes: int) -> None:
         branch.size_bytes += by_bytes
         self._size_bytes += by_bytes
 
@@ -356,7 +339,7 @@ class MemoryLedger:
             self._evicted_branches += 1
             self._drop(self._oldest, now_s)
 
-    def _drop(self, branch: _Branch, now_s: float) -> None:
+    def _drop(self, branch: Branch, now_s: float) -> None:
         if branch.handle is not None:
             if _expired(branch.handle, now_s):
                 self._expire(branch)
@@ -371,6 +354,7 @@ class MemoryLedger:
                 at.remove(branch)
                 if len(at) == 1:
                     self._boundaries.set(key, at[0])
+        self._owners.set(branch, b"")
         self._size_bytes -= branch.size_bytes
         self._branches.remove(branch.id)
         self._unlink(branch)
@@ -379,17 +363,3 @@ class MemoryLedger:
 def _expired(handle: Handle, now_s: float) -> bool:
     # Written so that a deadline that is no number counts as past.
     return not handle.deadline_s > now_s
-
-
-def _second(handle: Handle) -> int:
-    return math.floor(min(handle.deadline_s, 2.0**53))
-
-
-def _branch_bytes(branch: _Branch) -> int:
-    text_bytes = len(branch.conversation) + len(branch.trace.prefill) + len(branch.trace.decode)
-    return _BRANCH_BYTES + text_bytes + _BOUNDARY_BYTES * len(branch.keys)
-
-
-def _handle_bytes(handle: Handle) -> int:
-    held_bytes = len(handle.held.links) + _HELD_BYTES if handle.held else 0
-    return _HANDLE_BYTES + len(handle.params) + len(handle.decode) + len(handle.engine_id) + held_bytes

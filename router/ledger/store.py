@@ -14,14 +14,18 @@ Rules that every implementation keeps, and that ``tests/ledger/conformance.py`` 
   with the same system prompt, would steal the main line.
 * ``give_back`` is for a handle that was never sent; it is dropped when the branch has moved on since.
 * A handle past its deadline is never given out. Traces outlive handles.
+* A handle *waits* from its put or give-back on until it is found, taken, superseded, expired or evicted;
+  exactly as long it counts as pinned and can be taken for release (``PinLedger``).
 * Everything is bounded: by entries, by bytes, by age; the least recently used branch goes first.
 
 All times are seconds on the clock that the ledger was made with: a process-wide monotonic one in memory, the
-wall clock where several processes share a ledger.
+store's own where several processes share one (``router.ledger.clock``).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from hashlib import blake2b
 from typing import Protocol
 
 from router.turn.digest import Digests
@@ -46,6 +50,33 @@ class Absence(StrEnum):
     EXPIRED = "expired"
     SMALL_GAIN = "small_gain"
     """The handle was left to its main line."""
+    RELEASED = "released"
+    """Its blocks were given back early: the conversation was ended, or not likely to go on."""
+
+
+class Finish(StrEnum):
+    """How a branch's newest answer ended: who has to do something before the next turn comes."""
+
+    TOOL_CALLS = "tool_calls"
+    """A program, which is quick."""
+    STOP = "stop"
+    LENGTH = "length"
+    OTHER = ""
+
+    @classmethod
+    def of(cls, reason: str) -> "Finish":
+        """The kind of an engine's finish reason, which may be any text."""
+        return cls(reason) if reason in _FINISHES else cls.OTHER
+
+
+_FINISHES = frozenset(Finish)
+
+
+def owner_of(tenant: bytes, conversation: str) -> bytes:
+    """The key of what a tenant calls a conversation; empty where it has no name for it."""
+    if not conversation:
+        return b""
+    return blake2b(conversation.encode(), digest_size=16, key=tenant, person=b"boomerang-owner").digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +116,10 @@ class Trace:
     """Size of the history that ``prompt_tokens`` were made of, for estimates at other boundaries."""
     reused_tokens: int
     computed_at_s: float
+    finish: Finish = Finish.OTHER
+    plan: str = ""
+    """Kind of the turn's plan, and the reason for it."""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +162,10 @@ class Put:
     trace: Trace
     handle: Handle | None
     conversation: str = ""
+    own_depth: int = 1
+    """As in ``Query``; a shared ledger keeps a conversation where its own opening says."""
+    owner: bytes = b""
+    """As ``owner_of`` gives it: whoever presents the same may end the conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +179,8 @@ class LedgerStats:
     expired_handles: int
     evicted_branches: int
     evicted_handles: int
+    measured: bool = True
+    """False where the store is another's: boundaries and bytes are then not counted, and 0."""
 
 
 class Ledger(Protocol):
@@ -164,6 +205,82 @@ class Ledger(Protocol):
     async def stats(self) -> LedgerStats: ...
 
     async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """What the handles that wait keep on one decode node."""
+
+    tokens: int
+    handles: int
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A handle that could be released."""
+
+    branch: str
+    version: int
+    decode: str
+    finish: Finish
+    tokens: int
+    waits_since_s: float
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One branch as operators see it: where it is and how it fares, nothing of what was said.
+
+    ``deadline_s`` is None, and ``pinned_tokens`` 0, where no handle waits.
+    """
+
+    branch: str
+    conversation: str
+    turns: int
+    trace: Trace
+    pinned_tokens: int
+    used_at_s: float
+    deadline_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some lines, the most recently used first. ``cursor`` leads to the next page; None: this is the last.
+
+    A page may be empty and have a cursor. A branch that is used meanwhile may be missing, or come twice.
+    """
+
+    lines: tuple[Line, ...]
+    cursor: str | None
+
+
+class PinLedger(Protocol):
+    """What a ledger can do for release, and for those who end or look at conversations.
+
+    Methods raise ``LedgerUnavailable`` and nothing else. None of them takes longer the more there is.
+    """
+
+    async def pinned(self) -> Mapping[str, Pinned]:
+        """What waits on each decode node, by key; a node that nothing waits on may be missing."""
+
+    async def oldest(self, decode: str, finish: Finish) -> Candidate | None:
+        """Of the handles on a node whose turns ended so, the one that waits longest."""
+
+    async def take(self, branch: str, version: int) -> Handle | None:
+        """Take a handle to be released: atomically, as ``find`` does; no turn gets it any more.
+
+        None where it does not wait any more, or the branch has moved on.
+        """
+
+    async def end(self, owner: bytes) -> tuple[Handle, ...] | None:
+        """Take all handles of a conversation that wait, and forget whose it was; None where none is known.
+
+        Its traces stay. Should it go on all the same, its next turn finds no handle.
+        """
+
+    async def conversations(self, *, cursor: str | None, limit: int) -> Page:
+        """Lines of all tenants. A cursor that is none of ours counts as None."""
 
 
 class LedgerUnavailable(Exception):

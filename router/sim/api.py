@@ -199,6 +199,7 @@ def _sequence(engine: SimEngine, path: str, writer: Writer, prompt: Prompt, inde
         params=job.params,
         salt=job.salt,
         adapter=job.adapter,
+        stays=job.stays,
         fresh=job.prompt_logprobs is not None,
     )
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from router.sim.config import EngineConfig
 from router.sim.model import Ask
+from router.sim.plugin import STAY_FIELD
 from router.sim.sequence import Prompt
 from router.sim.template import TemplateError, render_chat
 from router.sim.tokens import encode
@@ -46,6 +47,8 @@ class Job:
     echo: bool
     return_token_ids: bool
     params: dict[str, Any] | None
+    stays: bool
+    """``vllm_xargs`` ask the plugin for a handle of a turn that has no params."""
     salt: str
 
 
@@ -175,8 +178,14 @@ def read_job(fields: Mapping[str, Any], config: EngineConfig, *, chat: bool) -> 
         echo=bool(fields.get("echo")),
         return_token_ids=bool(fields.get("return_token_ids")),
         params=params,
+        stays=_stays(fields),
         salt=str(fields.get("cache_salt") or ""),
     )
+
+
+def _stays(fields: Mapping[str, Any]) -> bool:
+    xargs = fields.get("vllm_xargs")
+    return isinstance(xargs, dict) and xargs.get(STAY_FIELD) in (True, 1, "1", "true")
 
 
 def _has_media(prompt: Prompt) -> bool:

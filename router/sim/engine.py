@@ -95,6 +95,7 @@ class SimEngine:
         params: dict[str, Any] | None = None,
         salt: str = "",
         adapter: str = "",
+        stays: bool = False,
         fresh: bool = False,
     ) -> Sequence:
         """A request that is ready for ``prefill``. ``params`` become the engine's own copy."""
@@ -118,6 +119,7 @@ class SimEngine:
             bound_tokens=bound_tokens,
             epoch=self.epoch,
             expected=expected,
+            stays=stays and not own and self.config.plugin,
             fresh=fresh,
             verified_tokens=verified,
         )
@@ -314,9 +316,9 @@ class SimEngine:
 
     def _pin(self, sequence: Sequence, ids: array[int]) -> dict[str, Any] | None:
         config, params = self.config, sequence.params
-        if not params:
+        if not params and not sequence.stays:
             return None
-        on_prefill = bool(params.get("do_remote_decode"))
+        on_prefill = bool(params and params.get("do_remote_decode"))
         if not on_prefill and not config.bidirectional:
             return None
         real = len(sequence.prompt.ids) + max(len(ids) - 1, 0)
@@ -329,7 +331,7 @@ class SimEngine:
             sequence.request_id,
             blocks,
             tokens,
-            end if sequence.tracked else None,
+            end if sequence.tracked or sequence.stays else None,
             "prefill" if on_prefill else "decode",
         )
         self.pins.add(pin)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from router.sim.config import EngineConfig
 from router.turn.digest import STAMP_FIELD, STAMP_VERSION, Digests, chain, root
+
+STAY_FIELD: Final = "boomerang_stay"
+"""In ``vllm_xargs``: a turn without params wants a handle."""
 
 
 @dataclass(frozen=True, slots=True)

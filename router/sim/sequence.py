@@ -75,6 +75,8 @@ class Sequence:
     """The most that it may generate; blocks for it are taken at the start."""
     epoch: int
     expected: tuple[Kv, ...]
+    stays: bool = False
+    """It asks the plugin for a handle, without params."""
     fresh: bool = False
     """It reads no prefix cache (prompt log-probabilities are wanted)."""
     phase: Literal["waiting", "prefill", "decode", "done"] = "waiting"

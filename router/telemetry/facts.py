@@ -26,6 +26,8 @@ class Phase(StrEnum):
     """Where a turn is, or was when it ended early."""
 
     PLAN = "plan"
+    WAIT = "wait"
+    """For a place."""
     VERIFY = "verify"
     PREFILL = "prefill"
     BETWEEN = "between"
@@ -80,12 +82,25 @@ class TurnEnded:
     reused_tokens: int | None
     completion_tokens: int | None
     finish_reason: str
+    waited_s: float | None
+    estimate_s: float | None
+    """To the first token, from the plan on; None where what followed was not what was planned."""
     verify_s: float | None
     prefill_s: float | None
     gap_s: float | None
     """Between the end of the prefill leg and the sending of the decode leg."""
     first_byte_s: float | None
     total_s: float
+
+    @property
+    def estimate_ratio(self) -> float | None:
+        """How much longer than estimated it took to the first byte; None where that cannot be told.
+
+        An answer that is not streamed has its first byte when it is complete.
+        """
+        if not self.stream or not self.estimate_s or self.first_byte_s is None:
+            return None
+        return (self.first_byte_s - (self.waited_s or 0.0)) / self.estimate_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +143,16 @@ class LedgerFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreChanged:
+    """A server of the shared ledger is asked again, or not asked any more."""
+
+    server: str
+    """Its address, without a password."""
+    up: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class NodeChanged:
     """A node's state, or the engine behind it, changed."""
 
@@ -138,6 +163,22 @@ class NodeChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class NodesListed:
+    """A source of nodes lists others than before, or can be read again."""
+
+    source: str
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoveryFailed:
+    """A source of nodes cannot be read; what it listed last stands."""
+
+    source: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class TaskFailed:
     """A supervised background task raised, and was started again."""
 
@@ -145,7 +186,32 @@ class TaskFailed:
     error: str
 
 
-Fact = TurnEnded | HandleFact | PromptMismatch | LegFailed | LedgerFailed | NodeChanged | TaskFailed
+@dataclass(frozen=True, slots=True)
+class UsageAfterRelease:
+    """What a decode node's own metric said of its KV before and after handles were released, 0 to 1.
+
+    What began or ended meanwhile is in it as well.
+    """
+
+    node: str
+    released_tokens: int
+    before: float
+    after: float
+
+
+Fact = (
+    TurnEnded
+    | HandleFact
+    | UsageAfterRelease
+    | PromptMismatch
+    | LegFailed
+    | LedgerFailed
+    | StoreChanged
+    | NodeChanged
+    | NodesListed
+    | DiscoveryFailed
+    | TaskFailed
+)
 Subscriber = Callable[[Fact], None]
 
 

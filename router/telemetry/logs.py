@@ -13,15 +13,19 @@ import msgspec
 
 from router.errors import redact
 from router.telemetry.facts import (
+    DiscoveryFailed,
     EndedBy,
     Fact,
     HandleFact,
     LedgerFailed,
     LegFailed,
     NodeChanged,
+    NodesListed,
     PromptMismatch,
+    StoreChanged,
     TaskFailed,
     TurnEnded,
+    UsageAfterRelease,
 )
 
 LOGGER: Final = logging.getLogger("router")
@@ -44,11 +48,13 @@ class FactLog:
 
 def _level(fact: Fact) -> int:
     match fact:
-        case TurnEnded(ended_by=EndedBy.FAULT) | LegFailed() | LedgerFailed():
+        case TurnEnded(ended_by=EndedBy.FAULT) | LegFailed() | LedgerFailed() | DiscoveryFailed():
+            return logging.WARNING
+        case StoreChanged(up=False):
             return logging.WARNING
         case PromptMismatch() | TaskFailed():
             return logging.ERROR
-        case HandleFact():
+        case HandleFact() | UsageAfterRelease():
             return logging.DEBUG
         case _:
             return logging.INFO
@@ -60,6 +66,8 @@ def _headline(fact: Fact) -> str:
             return f"turn {fact.plan} ({fact.reason}) {fact.status} ended by {fact.ended_by}"
         case HandleFact():
             return f"handle {fact.outcome}"
+        case UsageAfterRelease():
+            return f"KV usage of {fact.node} went from {fact.before:.0%} to {fact.after:.0%} with the release"
         case PromptMismatch():
             return (
                 f"prefill node {fact.node} read another prompt than was verified; reuse is off for its model"
@@ -68,8 +76,15 @@ def _headline(fact: Fact) -> str:
             return f"{fact.role} leg failed: {fact.action}"
         case LedgerFailed():
             return f"ledger did not {fact.operation}; the turn goes cold"
+        case StoreChanged():
+            how = "answers again" if fact.up else "does not answer; turns go cold until it does"
+            return f"store {fact.server} {how}"
         case NodeChanged():
             return f"{fact.role} node {fact.node} is {fact.state}"
+        case NodesListed():
+            return f"{fact.source} lists {fact.nodes} nodes"
+        case DiscoveryFailed():
+            return f"{fact.source} cannot be read; the nodes that it listed last stand"
         case TaskFailed():
             return f"task {fact.task} failed and starts again"
 

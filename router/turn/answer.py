@@ -14,15 +14,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from router.engines.upstream import Answer, AnswerStream, Call, TimedOut, UpstreamError
+from router.fleet.leg import Leg
 from router.telemetry.facts import EndedBy, LegFailed
 from router.turn import reading, sse, tap
 from router.turn.context import Client, Context
-from router.turn.legs import client_headers, decode_body, engine_headers, unsplit_body
+from router.turn.learn import learn_first_byte, learn_stay
+from router.turn.legs import client_headers, decode_body, engine_headers, stay_body, unsplit_body
 from router.turn.plan import Kind, Plan
-from router.turn.prefill import Prefilled, engine_verified, may_leave_handle
+from router.turn.prefill import Prefilled, asks_handle, engine_verified, may_leave_handle
 from router.turn.record import Record
 from router.turn.refusal import Refused
 from router.turn.request import Endpoint, Request
+from router.turn.waiting import while_expected
 
 _EVENT_STREAM: Final = "text/event-stream"
 _UNBUFFERED: Final = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
@@ -72,7 +75,9 @@ class DecodeLeg:
         request, settings = self.request, self.context.settings
         node = self.plan.decode
         lift_ids = self._wants_token_ids()
-        headers = engine_headers(request.headers, leg_id=self.record.leg_id("d"), api_key=settings.api_key())
+        headers = engine_headers(
+            request.headers, leg_id=self.record.leg_id("d"), api_key=settings.api_key(), rank=node.rank
+        )
         answer_s = settings.first_token_s if request.stream else settings.decode_s
         call = Call("POST", request.target, headers, self._body(lift_ids=lift_ids), settings.limits(answer_s))
         tap_settings = tap.TapSettings(
@@ -82,23 +87,35 @@ class DecodeLeg:
         )
         self.record.decode_sent()
         sent_at_s = self.context.now()
-        with self.context.fleet.leg(node.key):
-            async with self.context.upstream.stream(node.origin, call) as answer:
+        with (
+            self.context.fleet.leg(node.key, peer=self._read_from()) as leg,
+            self.context.load.decoding(node.key, self.context.now) as self.record.decode_legs,
+        ):
+            async with while_expected(leg), self.context.upstream.stream(node.origin, call) as answer:
                 if answer.status != 200:
+                    leg.answered(answer.status, answer.headers)
                     await self._refuse(answer)
                 media = _header(answer, "content-type").partition(";")[0].strip().lower()
                 encoding = _header(answer, "content-encoding").strip().lower()
                 streamed = media == _EVENT_STREAM
-                if encoding not in ("", "identity") and (streamed or self.prefilled is not None):
+                is_split = self.plan.kind is not Kind.UNSPLIT
+                if encoding not in ("", "identity") and (streamed or is_split):
                     # Nothing private could be taken out of it, and nothing be added.
                     raise DecodeFailed(f"an answer in {encoding!r} encoding, which was not asked for")
                 if streamed:
-                    await self._stream(answer, tap_settings, sent_at_s)
+                    await self._stream(answer, tap_settings, sent_at_s, leg)
                 else:
-                    await self._whole(answer, tap_settings, sent_at_s)
+                    await self._whole(answer, tap_settings, sent_at_s, leg)
+
+    def _read_from(self) -> str:
+        """The key of the prefill node that D reads from; empty where it reads from none."""
+        reads = self.prefilled is not None and self.prefilled.params is not None
+        return self.plan.prefill.key if reads and self.plan.prefill is not None else ""
 
     def _wants_token_ids(self) -> bool:
-        if self.plan.kind is Kind.UNSPLIT or self.prefilled is None or self.prefilled.params is None:
+        if self.plan.kind is Kind.STAY:
+            return asks_handle(self.plan) and may_leave_handle(self.context, self.request, self.plan)
+        if self.prefilled is None or self.prefilled.params is None:
             return False  # no handle comes of it
         return (
             self.context.settings.answer_tokens
@@ -109,6 +126,8 @@ class DecodeLeg:
     def _body(self, *, lift_ids: bool) -> bytes:
         node = self.plan.decode
         salt = self.context.doubts.salt(node.origin, self.context.fleet.process(node.key))
+        if self.plan.kind is Kind.STAY and asks_handle(self.plan):
+            return stay_body(self.request, want_token_ids=lift_ids, salt=salt)
         if self.prefilled is None:
             return unsplit_body(self.request, salt=salt)
         # The node's own counts where the prefill leg had none: it may be another than was planned then.
@@ -122,9 +141,12 @@ class DecodeLeg:
             raise Refused("decode", self.plan.decode.key, whole)
         raise DecodeFailed(f"status {whole.status}", whole)
 
-    async def _whole(self, answer: AnswerStream, settings: tap.TapSettings, sent_at_s: float) -> None:
+    async def _whole(
+        self, answer: AnswerStream, settings: tap.TapSettings, sent_at_s: float, leg: Leg
+    ) -> None:
         waited_from_s = self.context.now()
         body = await answer.read()
+        leg.answered(answer.status)
         try:
             lifted = tap.lift(body, settings)
         except ValueError as error:
@@ -147,15 +169,32 @@ class DecodeLeg:
         self.record.status = 200
         await self.client.whole(200, self._headers(answer.headers, ()), body)
 
-    async def _stream(self, answer: AnswerStream, settings: tap.TapSettings, sent_at_s: float) -> None:
+    async def _stream(
+        self, answer: AnswerStream, settings: tap.TapSettings, sent_at_s: float, leg: Leg
+    ) -> None:
         wire = tap.Tap(settings)
+        # Engines send headers before they compute anything. The client gets them with the first byte, so that
+        # until then the turn can go elsewhere.
+        waited_from_s = self.context.now()
+        chunks = answer.chunks()
+        chunk = await self._first(chunks, waited_from_s - sent_at_s)
+        if chunk is None:
+            raise DecodeFailed("a stream without a single byte")
+        leg.when_given_up = None
         self.record.status = 200
         await self.client.start(200, self._headers(answer.headers, _UNBUFFERED))
+        leg.answered(answer.status)
+        now_s = self.context.now()
+        learn_first_byte(
+            self.context.load, self.plan, self.prefilled,
+            seconds=now_s - sent_at_s, legs=self.record.decode_legs, now_s=now_s,
+        )  # fmt: skip
         try:
-            await self._forward(answer, wire, sent_at_s)
+            await self._forward(chunks, chunk, wire, sent_at_s, waited_from_s)
         except (UpstreamError, sse.EventTooLarge) as error:
             # After [DONE] the client has the whole answer, and only the connection ended badly.
             if not wire.done:
+                leg.failed(str(error))
                 by = EndedBy.ROUTER if isinstance(error, TimedOut) else EndedBy.FAULT
                 await self._break_off(wire, str(error), by)
                 return
@@ -164,15 +203,20 @@ class DecodeLeg:
         if end.answer.error is not None:
             self.record.ended(EndedBy.ENGINE, "error event in the stream")
         elif not (end.done or self._ends_without_done(end)):
+            leg.failed("the stream ended without [DONE]")
             await self._break_off(wire, "the stream ended without [DONE]", EndedBy.FAULT)
             return
         await self.client.end()
 
-    async def _forward(self, answer: AnswerStream, wire: tap.Tap, sent_at_s: float) -> None:
+    async def _forward(
+        self,
+        chunks: AsyncIterator[bytes],
+        chunk: bytes | None,
+        wire: tap.Tap,
+        sent_at_s: float,
+        waited_from_s: float,
+    ) -> None:
         """Forward a stream's events as they come. Raises UpstreamError and EventTooLarge."""
-        waited_from_s = self.context.now()
-        chunks = answer.chunks()
-        chunk = await self._first(chunks, waited_from_s - sent_at_s)
         remembered = False
         while chunk is not None:
             read_at_s = self.context.now()
@@ -226,6 +270,9 @@ class DecodeLeg:
         if answer.usage is not None:
             record.prompt_tokens = answer.usage.prompt_tokens
             record.completion_tokens = answer.usage.completion_tokens
+            if self.plan.kind is Kind.STAY and answer.usage.cached_tokens is not None:
+                record.reused_tokens = answer.usage.cached_tokens
+                learn_stay(self.context, self.plan, answer.usage.cached_tokens)
         if record.prompt_tokens is None and answer.prompt_token_ids is not None:
             record.prompt_tokens = len(answer.prompt_token_ids)
         if record.completion_tokens is None and answer.answer_token_ids is not None:
@@ -234,23 +281,25 @@ class DecodeLeg:
     def _headers(
         self, engine: Sequence[tuple[str, str]], ours: Sequence[tuple[str, str]]
     ) -> list[tuple[str, str]]:
-        set_here = {name for name, _ in (*ours, *self.explain)}
+        explain = (*self.explain, *self.record.server_timing()) if self.explain else ()
+        set_here = {name for name, _ in (*ours, *explain)}
         kept = [(name, value) for name, value in client_headers(engine) if name not in set_here]
-        return [*kept, *ours, *self.explain]
+        return [*kept, *ours, *explain]
 
 
 def _header(answer: AnswerStream, name: str) -> str:
     return next((value for given, value in answer.headers if given == name), "")
 
 
-def held_ids(prefilled: Prefilled, answer: reading.Answer, held_tokens: int) -> array[int] | None:
+def held_ids(prefilled: Prefilled | None, answer: reading.Answer, held_tokens: int) -> array[int] | None:
     """The ids of the tokens that D holds and that we can name; None where P's and D's prompts differ.
 
     The last generated token has no KV yet, and what an engine counts past the real tokens is not trusted.
     Where the answer's ids are not known, what is held of it is left out.
     """
-    prompt = answer.prompt_token_ids if answer.prompt_token_ids is not None else prefilled.prompt_ids
-    if prompt is None or (prefilled.prompt_ids is not None and prefilled.prompt_ids != prompt):
+    by_prefill = prefilled.prompt_ids if prefilled is not None else None
+    prompt = answer.prompt_token_ids if answer.prompt_token_ids is not None else by_prefill
+    if prompt is None or (by_prefill is not None and by_prefill != prompt):
         return None
     if answer.answer_token_ids:
         return (prompt + answer.answer_token_ids[:-1])[:held_tokens]

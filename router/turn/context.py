@@ -1,15 +1,19 @@
 """What every turn of a router shares, and the one face of a client that a turn sees."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from router.engines.upstream import Limits, Upstream
+from router.fleet.admission import Admission
 from router.fleet.doubts import Doubts
+from router.fleet.load import Load
 from router.fleet.pool import Fleet
-from router.ledger.store import Ledger
+from router.ledger.gaps import Gaps
+from router.ledger.store import Ledger, PinLedger
 from router.telemetry.facts import Facts
 from router.turn.handle import Lifetime
+from router.turn.release import Releases
 
 
 def no_key() -> str | None:
@@ -26,6 +30,8 @@ class RelaySettings:
     answer_tokens: bool
     threshold_tokens: int
     take_share: float
+    policy: str
+    stay_max_tokens: int
     connect_s: float
     prefill_s: float | None
     pull_s: float
@@ -35,7 +41,9 @@ class RelaySettings:
     expose_params: bool
     explain_headers: bool
     prefill_lease_s: float
+    admission_wait_s: float
     rewrite_remote_host: bool
+    one_shot: str = "header"
     api_key: Callable[[], str | None] = no_key
     verify_s: float = 5.0
     """Limit on rendering a prompt for the comparison; no setting, as it only costs a cold turn."""
@@ -55,8 +63,14 @@ class Context:
     ledger: Ledger
     facts: Facts
     doubts: Doubts
+    admission: Admission
     settings: RelaySettings
     now: Callable[[], float]
+    load: Load = field(default_factory=Load)
+    releases: Releases = field(default_factory=Releases)
+    gaps: Gaps = field(default_factory=Gaps)
+    pins: PinLedger | None = None
+    """The ledger again, where it can release and end conversations."""
 
 
 class Client(Protocol):

@@ -1,10 +1,11 @@
 """A handle that a turn has taken: used once, given back, released, or lost, and never twice."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from router.ledger.store import Found, Handle, Ledger, LedgerUnavailable, Relation
 from router.telemetry.facts import Facts, HandleFact, Outcome
+from router.turn.release import Cause, Releases
 
 
 class _Place(Enum):
@@ -21,6 +22,8 @@ class Custody:
     found: Found | None
     ledger: Ledger
     facts: Facts
+    releases: Releases = field(default_factory=Releases)
+    """Where handles go that nobody can use any more, but their decode node still keeps."""
     _place: _Place = _Place.HERE
 
     @property
@@ -51,17 +54,37 @@ class Custody:
             self._place = _Place.GONE
             self.tell(Outcome.LOST, handle.tokens, detail)
 
+    def superfluous(self, detail: str) -> None:
+        """It is of no use to anybody, and its engine keeps it all the same: it is to be released."""
+        handle = self.handle
+        if handle is not None:
+            self.dropped(detail)
+            self.releases.add(handle, Cause.SUPERSEDED)
+
+    def kept(self) -> Handle | None:
+        """Take it for the branch to keep: the turn did without, and moves the branch on.
+
+        None where there is none any more, or the branch stays where it is and the handle with it.
+        """
+        handle = self.handle if self.superseded else None
+        if handle is not None:
+            self._place = _Place.GONE
+        return handle
+
     def tell(self, outcome: Outcome, tokens: int, detail: str = "") -> None:
         """Publish what became of it. With the outcome of a handle that was sent its course is over."""
         if self._place is _Place.SENT:
             self._place = _Place.GONE
         if self.found is not None and self.found.handle is not None:
             self.facts.publish(HandleFact(outcome, self.found.handle.decode, tokens, detail))
+            if outcome is Outcome.FAILED:
+                self.releases.lost(self.found.handle)
 
     async def close(self) -> None:
         """Give back what was never sent. Never raises LedgerUnavailable: a lost handle is a cold turn."""
         if self._place is _Place.SENT and self.found is not None and self.found.handle is not None:
             self.tell(Outcome.LOST, self.found.handle.tokens, "leg_ended")
+            self.releases.lost(self.found.handle)
         handle = self.handle
         if handle is None or self.found is None:
             return
@@ -70,5 +93,8 @@ class Custody:
             back = await self.ledger.give_back(self.found)
         except LedgerUnavailable:
             self.tell(Outcome.LOST, handle.tokens, "ledger_down")
+            self.releases.lost(handle)  # not to be released: the ledger may have taken it back all the same
             return
         self.tell(Outcome.GIVEN_BACK if back else Outcome.LOST, handle.tokens, "" if back else "moved_on")
+        if not back:
+            self.releases.add(handle, Cause.SUPERSEDED)

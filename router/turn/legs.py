@@ -5,6 +5,7 @@
 | kv_transfer_params | the handle, or ``COLD_PARAMS`` | P's, as they came | never |
 | client's kv_transfer_params, ec_transfer_params, request_id | never | never | never |
 | conversation_id (private to us) | never | never | never |
+| boomerang_stay in vllm_xargs | never | never | where a turn stays on a D with the plugin |
 | stream | false | the client's | the client's |
 | max_tokens, max_completion_tokens | 1, both: the second wins in vLLM | the client's | the client's |
 | stream_options, min_tokens, stop..., logprobs... | removed: no use there | the client's | the client's |
@@ -23,7 +24,7 @@ import msgspec
 
 from router.engines.headers import is_header
 from router.engines.nixl import PARAMS_FIELD
-from router.turn.members import Members, join
+from router.turn.members import STAY_FIELD, XARGS_FIELD, Members, join
 from router.turn.request import Request
 
 _NOT_ON_PREFILL: Final = frozenset(
@@ -63,6 +64,8 @@ _NOT_TO_ENGINES: Final = _HOP_BY_HOP | {
     "expect",
     "x-request-id",
     "x-data-parallel-rank",  # steers the engine's scheduler
+    "x-session-final",  # these two are said to us
+    "x-boomerang-one-shot",
 }
 _NOT_TO_CLIENTS: Final = _HOP_BY_HOP | {"content-length", "date", "server", "x-request-id"}
 
@@ -113,10 +116,35 @@ def unsplit_body(request: Request, *, salt: str | None = None) -> bytes:
     return join(_salted(request.members, salt))
 
 
+def stay_body(request: Request, *, want_token_ids: bool, salt: str | None = None) -> bytes:
+    """The body of a turn that stays on a D whose plugin gives it a handle: asked for in ``vllm_xargs``.
+
+    Never in ``kv_transfer_params``: without a direction these pin blocks that nothing ever frees.
+    """
+    members = dict(request.members)
+    given = members.get(XARGS_FIELD)
+    try:
+        xargs = msgspec.json.decode(given, type=Members) if given is not None else {}
+    except msgspec.MsgspecError:
+        xargs = None  # null, or for the engine to refuse; the turn then leaves no handle
+    if xargs is not None:
+        members[XARGS_FIELD] = msgspec.Raw(join({**xargs, STAY_FIELD: _ONE}))
+    if want_token_ids:
+        members["return_token_ids"] = _TRUE
+    return join(_salted(members, salt))
+
+
 def engine_headers(
-    headers: Sequence[tuple[str, str]], *, leg_id: str, api_key: str | None = None
+    headers: Sequence[tuple[str, str]],
+    *,
+    leg_id: str,
+    api_key: str | None = None,
+    rank: int | None = None,
 ) -> tuple[tuple[str, str], ...]:
-    """Headers of a leg: the client's end-to-end ones, a fresh request id, and our key if it gave none."""
+    """Headers of a leg: the client's end-to-end ones, a fresh request id, and our key if it gave none.
+
+    ``rank`` is the data-parallel rank that the leg has to run on: the one that has the KV.
+    """
     named = _named_by_connection(headers)
     kept = [(k, v) for k, v in headers if k not in _NOT_TO_ENGINES and k not in named]
     if api_key is not None and not any(k == "authorization" for k, _ in kept):
@@ -126,6 +154,8 @@ def engine_headers(
         ("accept-encoding", "identity"),
         ("x-request-id", leg_id),
     ]
+    if rank is not None:
+        kept.append(("x-data-parallel-rank", str(rank)))
     return tuple(kept)
 
 

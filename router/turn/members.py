@@ -18,6 +18,9 @@ XARGS_FIELD: Final = "vllm_xargs"
 ENGINE_MEMBERS: Final = frozenset({PARAMS_FIELD, "ec_transfer_params", "request_id"})
 """Members that steer an engine, its connector, or its request table: never a client's to set."""
 
+STAY_FIELD: Final = "boomerang_stay"
+"""In ``vllm_xargs``: asks D's plugin for a handle, and so to pin blocks. Never a client's to set."""
+
 PRIVATE_MEMBERS: Final = frozenset({"conversation_id"})
 
 
@@ -91,7 +94,7 @@ def without_steering(members: Members) -> Members:
         return kept  # null or not an object: the engine's validation answers for it
     except (msgspec.MsgspecError, RecursionError) as error:
         raise InvalidRequest(f"vllm_xargs cannot be read: {error}", XARGS_FIELD) from None
-    clean = {k: v for k, v in inner.items() if k not in ENGINE_MEMBERS}
+    clean = {k: v for k, v in inner.items() if k not in ENGINE_MEMBERS and k != STAY_FIELD}
     if len(clean) != len(inner):
         kept[XARGS_FIELD] = msgspec.Raw(join(clean))
     return kept

@@ -1,11 +1,16 @@
-"""What a turn will do, and why. Pure: the fleet and what the ledger found go in, a plan comes out."""
+"""What a turn may do, and why it may not: a plan's values, and the rules that no estimate overrides. Pure.
+
+``router.turn.weigh`` chooses among what these rules leave.
+"""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from router.fleet.load import UNMEASURED, Loads
 from router.fleet.node import SAME_START_S, Node, process_of
-from router.ledger.store import Absence, Found, Handle, Relation
+from router.ledger.store import Found, Handle, Relation
+from router.turn.policy import Policy
 from router.turn.request import Endpoint, Request
 
 
@@ -18,6 +23,8 @@ class Kind(StrEnum):
     """P reads from D what D holds of the prompt."""
     LOCAL = "local"
     """As ``PULL``, on the P that computed the last turn: it reads only what it lacks."""
+    STAY = "stay"
+    """D alone: it holds the conversation in its own cache, and computes the few tokens that are new."""
     UNSPLIT = "unsplit"
     """One node does both."""
 
@@ -51,6 +58,42 @@ class Reason(StrEnum):
     """A prefill leg that carried the handle failed or was overdue."""
     MISMATCH = "mismatch"
     """P read another prompt than was verified; computed again under a salt of our own."""
+    CHEAPER = "cheaper"
+    """Computing it takes less time than reading it, as both were measured."""
+
+
+class Unfit(StrEnum):
+    """Why an alternative was not to be had, besides reasons. Told by ``explain``."""
+
+    UNMEASURED = "unmeasured"
+    """It would leave a handle for an estimate that nothing measured stands behind."""
+    POLICY = "policy"
+    OFF = "off"
+    FAILED = "failed"
+    """This turn has seen the node fail."""
+    ENDPOINT = "endpoint"
+    NO_PREFIX_CACHE = "no_prefix_cache"
+    """The node is not known to keep prompts in a cache of its own."""
+    LONG_APPEND = "long_append"
+    FORK = "fork"
+    """It begins a line of its own, which would begin without a handle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a plan was estimated to come to. Tokens are estimates too: nobody has counted the prompt yet."""
+
+    seconds: float | None
+    """To the first token; None where the plan has changed since."""
+    prompt_tokens: float
+    compute_tokens: float
+    """By P, or by D in a turn that stays."""
+    move_tokens: float = 0.0
+    """That P reads from D."""
+    held_tokens: float = 0.0
+    """That P (or D, in a turn that stays) has in its own cache."""
+    deliver_tokens: float = 0.0
+    """That D reads from P."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +106,29 @@ class Plan:
     prefill: Node | None
     verify: Verify = Verify.OFF
     handle: Handle | None = None
+    estimate: Estimate | None = field(default=None, compare=False)
 
     def cold(self, reason: str) -> "Plan":
         """The same nodes, with nothing reused."""
-        return replace(self, kind=Kind.COLD, reason=reason, verify=Verify.OFF, handle=None)
+        plan = self
+        if self.estimate is not None and self.kind is not Kind.COLD:
+            computed = self.estimate.compute_tokens + self.estimate.move_tokens
+            estimate = replace(self.estimate, seconds=None, compute_tokens=computed, move_tokens=0.0)
+            plan = replace(self, estimate=estimate)
+        return replace(plan, kind=Kind.COLD, reason=reason, verify=Verify.OFF, handle=None)
+
+    def unestimated(self) -> "Plan":
+        """The same plan where the turn has lost time already that nobody had foreseen."""
+        if self.estimate is None:
+            return self
+        return replace(self, estimate=replace(self.estimate, seconds=None))
+
+    def on_decode(self, other: "Plan") -> "Plan":
+        """The same first half, decoded where another plan decodes."""
+        if self.estimate is None or other.estimate is None:
+            return replace(self, decode=other.decode)
+        estimate = replace(self.estimate, seconds=None, deliver_tokens=other.estimate.deliver_tokens)
+        return replace(self, decode=other.decode, estimate=estimate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,63 +153,35 @@ class Situation:
     """Nodes this turn has seen fail."""
     shape: frozenset[str] = frozenset()
     """What kind of prompt it is; see ``Lineage``."""
+    sizes_bytes: Sequence[int] = ()
+    """Of the history up to each boundary; see ``Lineage``."""
+    loads: Loads = UNMEASURED
+    readable: Sequence[Node] = ()
+    """Decode nodes that can be read from, also such as get no new turns."""
+    policy: str = Policy.PLANNED
+    turn: int = 0
+    """Counts up from turn to turn, so that equals take their turns."""
+    threshold_tokens: int = 64
+    stay_max_tokens: int = 0
+    """The longest append that may stay on D; 0 where none may."""
+    now_s: float = 0.0
+    """On the ledger's clock."""
+
+    def holder(self, handle: Handle) -> Node | None:
+        """The node that keeps a handle's blocks, if it can be read from."""
+        if handle.decode in self.exclude:
+            return None
+        nodes = (*self.decodes, *self.readable)
+        return next((node for node in nodes if node.key == handle.decode), None)
 
 
-def choose(situation: Situation) -> Plan | None:
-    """The plan of a turn; None where no node or no full pair is ready.
-
-    The node that holds the conversation's KV decodes, the node that computed its last turn prefills;
-    otherwise the ones with the fewest open legs.
-    """
-    found = situation.found
-    held_by = None if found is None else (found.handle.decode if found.handle else found.trace.decode)
-    decode = _pick(situation.decodes, held_by, situation.exclude)
-    if decode is None:
-        return None
-    if situation.request.unsplit is not None:
-        return Plan(Kind.UNSPLIT, situation.request.unsplit, decode, None)
-    computed_by = None if found is None else found.trace.prefill
-    prefill = _pick(situation.prefills, computed_by, situation.exclude)
-    if prefill is None:
-        return None
-    base = Plan(Kind.COLD, Reason.FIRST_TURN, decode, prefill)
-    if situation.mode == Verify.OFF:
-        return base.cold(Reason.VERIFY_OFF)
-    if situation.cold_reason or found is None:
-        return base.cold(situation.cold_reason or Reason.FIRST_TURN)
-    handle = found.handle
-    if handle is None:
-        return base.cold(found.absence or Absence.NO_HANDLE)
-    obstacle = _obstacle(situation, found, handle, prefill)
-    if obstacle is not None:
-        return base.cold(obstacle)
-    verify = _verifier(situation, found, handle, prefill)
-    if verify is None:
-        return base.cold(Reason.UNVERIFIABLE)
-    warm = prefill.key == computed_by and prefill.engine.prefix_cache is True
-    return replace(
-        base, kind=Kind.LOCAL if warm else Kind.PULL, reason=found.relation, verify=verify, handle=handle
-    )
-
-
-def _pick(nodes: Sequence[Node], preferred: str | None, exclude: Collection[str]) -> Node | None:
-    usable = [node for node in nodes if node.key not in exclude]
-    return next(
-        (node for node in usable if node.key == preferred),
-        min(usable, key=lambda node: node.in_flight, default=None),
-    )
-
-
-def _obstacle(situation: Situation, found: Found, handle: Handle, prefill: Node) -> Reason | None:
-    """What stands in the way of a handle that was found, before anything is verified."""
-    holder = next((node for node in situation.decodes if node.key == handle.decode), None)
-    if holder is None or holder.key in situation.exclude:
+def obstacle(
+    situation: Situation, found: Found, handle: Handle, prefill: Node, holder: Node | None
+) -> Reason | None:
+    """What stands in the way of reading a handle on ``prefill``, before anything is verified."""
+    if holder is None:
         return Reason.HOLDER_GONE
-    running = process_of(holder.engine.engine_id)
-    if running is not None and running != process_of(handle.engine_id):
-        return Reason.ENGINE_RESTARTED
-    since_s, then_s = holder.engine.started_at_s, handle.started_at_s
-    if since_s is not None and then_s is not None and abs(since_s - then_s) > SAME_START_S:
+    if restarted(handle, holder):
         return Reason.ENGINE_RESTARTED
     if (prefill.key, handle.decode) in situation.cooling:
         return Reason.PAIR_COOLING
@@ -159,6 +193,15 @@ def _obstacle(situation: Situation, found: Found, handle: Handle, prefill: Node)
     if _shifts_blocks(prefill, holder):
         return Reason.BLOCK_SIZE
     return None
+
+
+def restarted(handle: Handle, holder: Node) -> bool:
+    """Whether another process runs on the node by now than the one that gave the handle."""
+    running = process_of(holder.engine.engine_id)
+    if running is not None and running != process_of(handle.engine_id):
+        return True
+    since_s, then_s = holder.engine.started_at_s, handle.started_at_s
+    return since_s is not None and then_s is not None and abs(since_s - then_s) > SAME_START_S
 
 
 def _shifts_blocks(prefill: Node, holder: Node) -> bool:
@@ -175,7 +218,8 @@ def _engine_checks(mode: str, handle: Handle, prefill: Node) -> bool:
     return mode in ("auto", Verify.ENGINE) and handle.stamped and prefill.engine.verifies is True
 
 
-def _verifier(situation: Situation, found: Found, handle: Handle, prefill: Node) -> Verify | None:
+def verifier(situation: Situation, found: Found, handle: Handle, prefill: Node) -> Verify | None:
+    """Who would prove the handle's tokens on ``prefill``; None where nobody can."""
     mode = situation.mode
     if _engine_checks(mode, handle, prefill):
         return Verify.ENGINE

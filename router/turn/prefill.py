@@ -7,22 +7,25 @@ away, because the decode leg's prompt has to be the identical one.
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from router.engines import nixl
 from router.engines.upstream import Answer, Call, NeverSent, UpstreamError
+from router.fleet.load import PRIOR_LEG_TOKENS, PrefillLeg
 from router.fleet.node import Node
 from router.telemetry.facts import Outcome, PromptMismatch
-from router.turn import tap
+from router.turn import reading, tap
 from router.turn.context import Context
 from router.turn.custody import Custody
 from router.turn.digest import chain
 from router.turn.legs import engine_headers, prefill_body
-from router.turn.plan import Plan, Verify
+from router.turn.plan import Kind, Plan, Verify
 from router.turn.record import Record
 from router.turn.refusal import Refused
 from router.turn.request import Request
 from router.turn.reuse import Reuse
+from router.turn.riding import riding
+from router.turn.waiting import while_expected
 
 _LIFT_IDS = tap.TapSettings(lift_token_ids=True)
 
@@ -37,6 +40,9 @@ class Prefilled:
     reused_tokens: int | None
     verified_tokens: int | None
     salt: str | None
+    prompt_tokens: int | None = None
+    """As P counts them."""
+    timing: PrefillLeg | None = None
 
 
 class PrefillFailed(Exception):
@@ -69,6 +75,11 @@ def engine_verified(plan: Plan) -> bool:
     )
 
 
+def asks_handle(plan: Plan) -> bool:
+    """Whether a turn that stays on D asks for a handle: D's plugin gives one, a stock engine does not."""
+    return plan.kind is Kind.STAY and plan.decode.engine.stamps is True
+
+
 def may_leave_handle(context: Context, request: Request, plan: Plan) -> bool:
     """Whether this turn can leave a handle that the router itself would have to verify."""
     if context.settings.verify not in ("auto", Verify.ROUTER):
@@ -90,7 +101,9 @@ async def prefill(
     body = prefill_body(
         request, reuse.params, want_token_ids=wants_prompt_ids(context, request, plan), salt=salt
     )
-    headers = engine_headers(request.headers, leg_id=record.leg_id("p"), api_key=settings.api_key())
+    headers = engine_headers(
+        request.headers, leg_id=record.leg_id("p"), api_key=settings.api_key(), rank=node.rank
+    )
     overdue_s = settings.pull_s if reuse.tokens else settings.prefill_s
     call = Call("POST", request.target, headers, body, settings.limits(overdue_s))
     if reuse.carries_handle:
@@ -98,8 +111,16 @@ async def prefill(
     if reuse.tokens and plan.verify is Verify.ENGINE:
         context.doubts.unconfirmed(node.origin)
     try:
-        with context.fleet.leg(node.key):
-            answer = await context.upstream.send(node.origin, call)
+        queued = plan.estimate.compute_tokens if plan.estimate is not None else PRIOR_LEG_TOKENS
+        with (
+            context.fleet.leg(node.key, with_handle=reuse.tokens > 0) as leg,
+            context.load.prefilling(node.key, queued, context.now) as timing,
+            riding(context, reuse.along) as ride,
+        ):
+            async with while_expected(leg):
+                answer = await context.upstream.send(node.origin, call)
+            leg.answered(answer.status, answer.headers)
+            ride.answered(answer.status)
     except NeverSent:
         if reuse.carries_handle:
             custody.returned()
@@ -110,7 +131,10 @@ async def prefill(
         raise Refused("prefill", node.key, answer)
     if answer.status != 200:
         raise PrefillFailed(f"status {answer.status}", answer=answer)
-    return _read(context, request.model, node, plan, reuse, answer=answer, salt=salt)
+    if reuse.carries_handle:
+        context.releases.prove(node.key, context.fleet.process(node.key))
+    prefilled = _read(context, request.model, node, plan, reuse, answer=answer, salt=salt)
+    return replace(prefilled, timing=timing)
 
 
 def _read(
@@ -158,7 +182,14 @@ def _read(
         reused_tokens=params.reused_tokens if params is not None else None,
         verified_tokens=params.verified_tokens if params is not None else None,
         salt=salt,
+        prompt_tokens=_prompt_tokens(lifted),
     )
+
+
+def _prompt_tokens(answer: reading.Answer) -> int | None:
+    if answer.prompt_token_ids is not None:
+        return len(answer.prompt_token_ids)
+    return answer.usage.prompt_tokens if answer.usage is not None else None
 
 
 def _compare(context: Context, model: str, node: Node, reuse: Reuse, prompt_ids: array[int] | None) -> None:

@@ -11,17 +11,30 @@ from router.telemetry.facts import HandleFact, LegFailed, Outcome, Phase
 from router.turn.context import Context
 from router.turn.custody import Custody
 from router.turn.handle import Uncut
-from router.turn.plan import Plan, Reason, Situation, Verify, choose
+from router.turn.learn import learn_prefill, learn_verify
+from router.turn.plan import Plan, Reason, Situation, Verify
 from router.turn.prefill import Prefilled, PrefillFailed, PromptDiffers, prefill, tell_use
 from router.turn.record import Record
-from router.turn.reuse import Reuse, prepare, release_along
+from router.turn.refusal import Refused
+from router.turn.reuse import Reuse, prepare, release_along, take_along
 from router.turn.telling import answered, told
+from router.turn.weigh import choose
 
 MAX_ATTEMPTS = 6
 """Legs of one role in one turn: each further one follows from a fault that rules something out for good."""
 
+MAX_NODES = 3
+"""Prefill nodes that one turn may go to: what brings engines down is not to go round all of them."""
+
 _RELEASABLE = frozenset(
-    {Uncut.DIVERGED, Reason.BLOCK_SIZE, Reason.MEDIA, Reason.MODEL_MISTRUSTED, Reason.UNVERIFIABLE}
+    {
+        Uncut.DIVERGED,
+        Reason.BLOCK_SIZE,
+        Reason.MEDIA,
+        Reason.MODEL_MISTRUSTED,
+        Reason.UNVERIFIABLE,
+        Reason.CHEAPER,
+    }
 )
 """Reasons to leave a handle that do not speak against telling its D so."""
 
@@ -71,6 +84,11 @@ class Prefilling:
                 self.situation = replace(self.situation, cold_reason=Reason.MISMATCH, prefills=known)
                 if not on_probation:
                     self._taint(plan.prefill)
+            except Refused as error:
+                if not error.is_full or attempt >= MAX_NODES or not self._has_another(plan.prefill.key):
+                    raise
+                last = error
+                self._failed(str(error), "other_node", with_handle=reuse.carries_handle)
             except PrefillFailed as error:
                 last = error
                 self._after_failure(plan, reuse, error, attempt)
@@ -78,6 +96,7 @@ class Prefilling:
                 self.record.prefill_s = self.context.now() - started_s
                 if plan.verify is Verify.ROUTER and reuse.tokens and not self._mistrusts():
                     self.context.doubts.agree(self._kind_of_prompt(plan))
+                learn_prefill(self.context, self.situation, plan, prefilled)
                 return self._ended(plan, reuse, prefilled), prefilled
         raise errors.UpstreamBroken(f"no prefill leg succeeded: {last}")
 
@@ -89,6 +108,26 @@ class Prefilling:
     def exclude(self, node_key: str) -> None:
         """This turn does not go to that node again."""
         self.situation = replace(self.situation, exclude={*self.situation.exclude, node_key})
+
+    def move_from(self, decode: str, prefill: str) -> bool:
+        """Leave the pair whose decode leg failed; whether there is another one to go to.
+
+        D may have failed on what it was to read from P: that one is left as well, if there are others.
+        """
+        self.exclude(decode)
+        others = {node.key for node in self.situation.prefills} - {prefill, *self.situation.exclude}
+        if prefill and others:
+            self.exclude(prefill)
+        return choose(self.situation) is not None
+
+    def _has_another(self, key: str) -> bool:
+        """Leave a P; whether the turn can go on without it."""
+        self.exclude(key)
+        return choose(self.situation) is not None
+
+    def leave_stay(self) -> None:
+        """The rest of the turn does not stay on D."""
+        self.situation = replace(self.situation, stay_max_tokens=0)
 
     def go_cold(self) -> None:
         """The rest of the turn uses no handle."""
@@ -129,6 +168,8 @@ class Prefilling:
             self.go_cold()
         plan = choose(self.situation)
         if plan is not None:
+            if last is not None:
+                plan = plan.unestimated()
             self.record.planned(plan)
             return plan
         if last is not None:
@@ -141,8 +182,9 @@ class Prefilling:
             self.record.phase = Phase.VERIFY
             started_s = self.context.now()
             reuse = await prepare(self.context, self.record, self.situation, plan)
-            self.record.verify_s = self.context.now() - started_s
+            verify_s = self.record.verify_s = self.context.now() - started_s
             if isinstance(reuse, Reuse):
+                learn_verify(self.context, plan, verify_s)
                 return plan, reuse
             outcome = Outcome.DIVERGED if reuse == Uncut.DIVERGED else Outcome.UNVERIFIABLE
             self.custody.tell(outcome, plan.handle.tokens, reuse)
@@ -153,14 +195,26 @@ class Prefilling:
     def _without_handle(self, plan: Plan) -> Reuse:
         """What a cold leg carries: a handle that nobody will want any more rides along to be freed."""
         handle = self.custody.handle
-        if handle is None or plan.prefill is None:
+        if plan.prefill is None:
             return Reuse()
-        lost = plan.reason in _NOT_NOW and self.custody.superseded
-        if lost or plan.reason == Reason.ENGINE_RESTARTED:
+        if handle is None:
+            return self._along(plan.prefill)
+        if plan.reason == Reason.ENGINE_RESTARTED:
             self.custody.dropped(plan.reason)
+        elif plan.reason in _NOT_NOW and self.custody.superseded:
+            self.custody.superfluous(plan.reason)
         elif self.custody.superseded and plan.reason in _RELEASABLE:
             return release_along(handle)
         return Reuse()
+
+    def _along(self, prefill: Node) -> Reuse:
+        """Take a handle along that another conversation has no use for, where this turn never had its own."""
+        found = self.situation.found
+        if self.situation.cold_reason or (found is not None and found.handle is not None):
+            return Reuse()
+        pool, cooling = self.context.fleet.snapshot, self.situation.cooling
+        due = self.context.releases.along(prefill, pool, cooling)
+        return take_along(due) if due is not None else Reuse()
 
     def _after_failure(self, plan: Plan, reuse: Reuse, error: PrefillFailed, attempt: int) -> None:
         """Go on once more without the handle, or raise what the client is told."""
@@ -176,6 +230,9 @@ class Prefilling:
         if isinstance(error.cause, Stale) and attempt == 1:
             self._failed(str(error), "retry", with_handle=False)
             return
+        if attempt < MAX_NODES and self._has_another(key):
+            self._failed(str(error), "other_node", with_handle=False)
+            return
         self._failed(str(error), "fail", with_handle=False)
         if error.cause is not None:
             raise told("prefill", key, error.cause) from error
@@ -183,7 +240,7 @@ class Prefilling:
 
     def _ended(self, plan: Plan, reuse: Reuse, prefilled: Prefilled) -> Plan:
         record = self.record
-        record.phase, record.prefill_ended_s = Phase.BETWEEN, self.context.now()
+        record.prefill_ended()
         record.reused_tokens = prefilled.reused_tokens
         if prefilled.prompt_ids is not None:
             record.prompt_tokens = len(prefilled.prompt_ids)

@@ -1,6 +1,6 @@
 """What a turn has been through so far: filled in by the relay, published once as ``TurnEnded``."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from router.telemetry.facts import EndedBy, Phase, TurnEnded
@@ -35,6 +35,14 @@ class Record:
     gap_s: float | None = None
     first_byte_s: float | None = None
     legs: int = 0
+    decode_legs: int = 0
+    """How many other legs were open on D when this turn's was sent."""
+    estimate_s: float | None = None
+    """How long the plan was estimated to take to the first token, from its own making on."""
+    waited_s: float | None = None
+    """How long the turn waited for its place; None where it did not have to."""
+    on_nodes: Callable[[Collection[str]], None] = lambda _: None
+    """Told the keys of the nodes that the turn is still to run on, as they change."""
 
     def leg_id(self, role: str) -> str:
         """A request id that no engine has seen: ids live on at P after the answer, so none serves twice."""
@@ -46,6 +54,13 @@ class Record:
         self.plan = plan
         self.prefill = plan.prefill.key if plan.prefill is not None else ""
         self.decode = plan.decode.key
+        self.estimate_s = plan.estimate.seconds if plan.estimate is not None else None
+        self.on_nodes({self.decode, self.prefill} - {""})
+
+    def prefill_ended(self) -> None:
+        """P has done its part, and may take another turn."""
+        self.phase, self.prefill_ended_s = Phase.BETWEEN, self.now()
+        self.on_nodes({self.decode})
 
     def ended(self, by: EndedBy, detail: str) -> None:
         """The first cause stays: what follows from it is not news."""
@@ -61,6 +76,12 @@ class Record:
         if self.first_byte_s is None:
             self.first_byte_s = self.now() - self.started_s
             self.phase = Phase.STREAM
+
+    def server_timing(self) -> tuple[tuple[str, str], ...]:
+        """What came before the answer, in milliseconds (https://www.w3.org/TR/server-timing/)."""
+        took = {"wait": self.waited_s, "verify": self.verify_s, "prefill": self.prefill_s, "gap": self.gap_s}
+        parts = [f"{name};dur={took_s * 1e3:.1f}" for name, took_s in took.items() if took_s is not None]
+        return (("server-timing", ", ".join(parts)),) if parts else ()
 
     def fact(self) -> TurnEnded:
         request, plan = self.request, self.plan
@@ -83,6 +104,8 @@ class Record:
             reused_tokens=self.reused_tokens,
             completion_tokens=self.completion_tokens,
             finish_reason=self.finish_reason,
+            waited_s=self.waited_s,
+            estimate_s=self.estimate_s,
             verify_s=self.verify_s,
             prefill_s=self.prefill_s,
             gap_s=self.gap_s,

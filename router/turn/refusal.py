@@ -9,3 +9,8 @@ class Refused(Exception):
     def __init__(self, role: str, node: str, answer: Answer) -> None:
         super().__init__(f"{role} node {node} answered {answer.status}")
         self.role, self.node, self.answer = role, node, answer
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it was the engine that had no room: another one may have."""
+        return self.answer.status == 429

@@ -1,35 +1,36 @@
 """The way of one turn: find, plan, verify, prefill leg, decode leg, remember.
 
 Whatever happens to a handle, the worst outcome is a cold turn: before the first byte went to the client, a
-prefill leg that failed with a handle is run again without one. Nothing is run again that a decode node has
-begun to answer, or broke off: it could run twice. The one exception is a reused connection that was closed
-without a byte, as engines close idle ones. The caller cancels the task of a turn whose client has left; every
-open leg then closes.
+prefill leg that failed with a handle is run again without one. A leg that its node did not answer, or
+answered with a server error, is run again once on other nodes where there are any, from the prefill leg on: a
+node that broke off is dead, or aborts what nobody reads any more, so that no answer is given twice. After the
+first byte nothing is run again. The caller cancels the task of a turn whose client has left; every open leg
+then closes.
 """
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from router import errors
 from router.engines.upstream import NeverSent, Stale, Unsendable, UpstreamError
 from router.fleet.node import Node, Role
-from router.fleet.pool import Pool
-from router.ledger.store import Found, LedgerUnavailable, Query
-from router.telemetry.facts import EndedBy, LedgerFailed, LegFailed, Phase
+from router.telemetry.facts import EndedBy, LegFailed, Phase
+from router.turn.admit import admitted
 from router.turn.answer import DecodeFailed, DecodeLeg
 from router.turn.context import Client, Context
 from router.turn.custody import Custody
 from router.turn.legs import client_headers
-from router.turn.lineage import Lineage, lineage_of
-from router.turn.plan import Plan, Reason, Situation, Verify, choose
+from router.turn.plan import Kind, Plan
 from router.turn.prefill import Prefilled
 from router.turn.prefilling import MAX_ATTEMPTS, Prefilling
 from router.turn.record import Record
 from router.turn.refusal import Refused
 from router.turn.remember import Memory
 from router.turn.request import Request
+from router.turn.situate import look_up, may_serve, situate
 from router.turn.telling import answered, told
+from router.turn.weigh import choose
 
 STOPPING = "the router stops"
 """The message that a turn's task is cancelled with where it is not the client that has left."""
@@ -63,7 +64,7 @@ class Relay:
             record.ended(EndedBy.ENGINE, str(refused))
             await self._refuse(client, record, refused)
         except errors.RequestError as error:
-            ours = isinstance(error, errors.NoCapacity | errors.UpstreamTimeout)
+            ours = isinstance(error, errors.NoCapacity | errors.TooManyTurns | errors.UpstreamTimeout)
             record.ended(EndedBy.ROUTER if ours else EndedBy.FAULT, error.message)
             record.status = errors.error_row(error).status
             await client.whole(record.status, errors.error_headers(error), errors.openai_error(error))
@@ -81,21 +82,20 @@ class Relay:
         await client.whole(refused.answer.status, client_headers(refused.answer.headers), refused.answer.body)
 
 
-def _may_serve(pool: Pool, role: Role, model: str) -> Sequence[Node]:
-    """The nodes of a role that a turn for ``model`` may go to now.
-
-    A model that no node serves goes to any: the engine says best that there is no such model, and one that
-    was loaded since the last probe is served.
-    """
-    ready = pool.ready(role, model)
-    nodes = [node for node in pool.nodes if node.role is role]
-    if ready or any(not node.engine.models or model in node.engine.models for node in nodes):
-        return ready
-    return pool.ready(role)
-
-
 class _LeaseOver(Exception):
     """Too much time passed since the prefill leg: P may have given D's blocks away."""
+
+
+class _Unanswered(Exception):
+    """The decode leg failed before the client got a byte; ``error`` is for it, if nothing else helps."""
+
+    def __init__(self, key: str, why: str, error: Exception) -> None:
+        super().__init__(why)
+        self.key, self.error = key, error
+
+
+class _CannotStay(Exception):
+    """The D that holds the conversation cannot be reached: no other one can take its place without P."""
 
 
 @dataclass(slots=True)
@@ -107,80 +107,72 @@ class _Turn:
     record: Record
 
     async def run(self) -> None:
-        lineage = lineage_of(self.request.endpoint, self.request.members, self.tenant or b"")
-        remembers = self._remembers(lineage)
-        found, cold_reason = await self._find(lineage) if remembers else (None, self._why_not())
-        custody = Custody(found, self.context.ledger, self.context.facts)
+        self.record.phase = Phase.WAIT
+        async with admitted(self.context, self.record, self.tenant, self._pools):
+            self.record.phase = Phase.PLAN
+            await self._run()
+
+    def _pools(self) -> Sequence[Sequence[Node]]:
+        """The nodes that the turn may run on now: one of each is needed."""
+        pool, model = self.context.fleet.snapshot, self.request.model
+        roles = (Role.DECODE,) if self.request.unsplit is not None else (Role.DECODE, Role.PREFILL)
+        return [may_serve(pool, role, model) for role in roles]
+
+    async def _run(self) -> None:
+        known = await look_up(self.context, self.request, self.tenant)
+        custody = Custody(known.found, self.context.ledger, self.context.facts, self.context.releases)
         try:
-            memory = Memory(self.context, self.request, lineage if remembers else None, custody)
-            situation = self._situation(lineage, found, cold_reason)
+            lineage = known.lineage if known.remembers else None
+            memory = Memory(self.context, self.request, lineage, custody, self.tenant)
+            situation = situate(self.context, self.request, known)
             await self._legs(Prefilling(self.context, situation, custody, self.record), memory)
         finally:
             await custody.close()
 
-    def _remembers(self, lineage: Lineage) -> bool:
-        return (
-            self.tenant is not None
-            and self.request.unsplit is None
-            and self.context.settings.verify != Verify.OFF
-            and bool(lineage.keys)
-        )
-
-    def _why_not(self) -> str:
-        return Reason.NO_IDENTITY if self.tenant is None else ""
-
-    async def _find(self, lineage: Lineage) -> tuple[Found | None, str]:
-        query = Query(
-            lineage.keys,
-            lineage.sizes_bytes,
-            lineage.own_depth,
-            self.request.conversation,
-            self.context.settings.take_share,
-        )
-        try:
-            return await self.context.ledger.find(query), ""
-        except LedgerUnavailable as error:
-            self.context.facts.publish(LedgerFailed("find", str(error)))
-            return None, Reason.LEDGER_DOWN
-
-    def _situation(self, lineage: Lineage, found: Found | None, cold_reason: str) -> Situation:
-        pool, model, now_s = self.context.fleet.snapshot, self.request.model, self.context.now()
-        return Situation(
-            request=self.request,
-            media_depth=lineage.media_depth,
-            shape=lineage.shape,
-            prefills=_may_serve(pool, Role.PREFILL, model),
-            decodes=_may_serve(pool, Role.DECODE, model),
-            found=found,
-            mode=self.context.settings.verify,
-            cooling=self.context.doubts.cooling(now_s),
-            mistrusted=self.context.doubts.mistrusts(model, now_s),
-            cold_reason=cold_reason,
-        )
-
     async def _legs(self, first: Prefilling, memory: Memory) -> None:
-        """Both legs; again from the prefill leg once, if P's params cannot serve a decode leg any more."""
+        """Both legs; again from the prefill leg once, if P's params cannot serve a decode leg any more.
+
+        A turn that could not stay on D has lost nothing yet, and begins with a prefill leg.
+        """
         plan, prefilled = await first.run()
-        try:
-            await self._decode(first, memory, plan, prefilled)
-        except (Stale, _LeaseOver) as error:
-            self._decode_failed(str(error), "prefill_again")
-            # D may have seen P's params and freed its blocks: they do not serve a second attempt.
-            first.go_cold()
-            plan, prefilled = await first.run()
+        is_last = False
+        while True:
             try:
-                await self._decode(first, memory, plan, prefilled)
-            except Stale as again:
-                self._decode_failed(str(again), "fail")
-                raise told("decode", self.record.decode, again) from again
-            except _LeaseOver as again:
-                self._decode_failed(str(again), "fail")
-                raise errors.UpstreamTimeout(f"decode node {self.record.decode}: {again}") from again
+                return await self._decode(first, memory, plan, prefilled)
+            except (Stale, _LeaseOver, _CannotStay) as error:
+                if is_last:
+                    self._decode_failed(str(error), "fail")
+                    raise self._told_last(error) from error
+                self._decode_failed(str(error), "prefill_again")
+                if plan.kind is Kind.STAY:
+                    first.leave_stay()
+                else:
+                    # D may have seen P's params and freed its blocks: they do not serve a second attempt.
+                    first.go_cold()
+                    is_last = True
+                plan, prefilled = await first.run()
+            except _Unanswered as error:
+                # Asked once more on another pair, if there is one.
+                if is_last or not first.move_from(error.key, self.record.prefill):
+                    self._decode_failed(str(error), "fail")
+                    raise error.error from error
+                self._decode_failed(str(error), "prefill_again")
+                first.go_cold()
+                is_last = True
+                plan, prefilled = await first.run()
+
+    def _told_last(self, error: Exception) -> errors.RequestError:
+        if isinstance(error, Stale):
+            return told("decode", self.record.decode, error)
+        return errors.UpstreamTimeout(f"decode node {self.record.decode}: {error}")
 
     async def _decode(
         self, first: Prefilling, memory: Memory, plan: Plan, prefilled: Prefilled | None
     ) -> None:
-        """The decode leg, on another node while nothing at all was sent. Raises Stale and _LeaseOver."""
+        """The decode leg, on another node while nothing at all was sent.
+
+        Raises Stale, _LeaseOver, _CannotStay and _Unanswered.
+        """
         for _ in range(MAX_ATTEMPTS):
             key = plan.decode.key
             self._check_lease()
@@ -194,21 +186,27 @@ class _Turn:
             except Unsendable as error:
                 raise errors.BadRequest(f"the request cannot be forwarded: {error}") from error
             except NeverSent as error:
-                self._decode_failed(str(error), "other_node")
                 first.exclude(key)
+                if plan.kind is Kind.STAY:
+                    raise _CannotStay(str(error)) from error
+                self._decode_failed(str(error), "other_node")
                 other = choose(first.situation)
                 if other is None:
                     raise told("decode", key, error) from error
-                plan = replace(plan, decode=other.decode)
+                plan = plan.on_decode(other)
                 self.record.planned(plan)
             except Stale:
                 raise
             except UpstreamError as error:
-                self._decode_failed(str(error), "fail")
-                raise told("decode", key, error) from error
+                raise _Unanswered(key, str(error), told("decode", key, error)) from error
             except DecodeFailed as error:
-                self._decode_failed(str(error), "fail")
-                raise answered("decode", key, error.answer, str(error)) from error
+                raise _Unanswered(
+                    key, str(error), answered("decode", key, error.answer, str(error))
+                ) from error
+            except Refused as error:
+                if not error.is_full:
+                    raise
+                raise _Unanswered(key, str(error), error) from error
         raise errors.UpstreamBroken("no decode node could be reached")
 
     def _check_lease(self) -> None:
@@ -229,9 +227,8 @@ class _Turn:
     def _explain(self, plan: Plan, prefilled: Prefilled | None) -> tuple[tuple[str, str], ...]:
         if not self.context.settings.explain_headers:
             return ()
+        told = (("x-boomerang-plan", plan.kind), ("x-boomerang-reason", plan.reason))
+        if plan.kind is Kind.STAY:
+            return told  # what D still has, only the end of its answer tells
         reused = prefilled.reused_tokens if prefilled is not None else None
-        return (
-            ("x-boomerang-plan", plan.kind),
-            ("x-boomerang-reason", plan.reason),
-            ("x-boomerang-reused-tokens", str(reused or 0)),
-        )
+        return (*told, ("x-boomerang-reused-tokens", str(reused or 0)))

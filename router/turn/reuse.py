@@ -16,6 +16,7 @@ from router.turn.handle import Sendable, Uncut, fit
 from router.turn.legs import engine_headers
 from router.turn.plan import Plan, Reason, Situation, Verify, proof_limit
 from router.turn.record import Record
+from router.turn.release import Due
 
 _NO_RENDER_STATUS = frozenset({403, 404, 405, 501})
 """What an engine answers that has no such route. Not 401: that speaks of one caller, not of the engine."""
@@ -33,6 +34,8 @@ class Reuse:
     """The prompt as it was rendered for the comparison; P has to have read the same."""
     released_tokens: int = 0
     """Of a handle that only rides along to be freed: how many tokens D held for it."""
+    along: Due | None = None
+    """Another conversation's handle that only rides along."""
 
     @property
     def carries_handle(self) -> bool:
@@ -75,7 +78,8 @@ async def _verified(
 
 
 def _block_size(situation: Situation, handle: Handle) -> int | None:
-    return next((node.engine.block_size for node in situation.decodes if node.key == handle.decode), None)
+    holder = situation.holder(handle)
+    return None if holder is None else holder.engine.block_size
 
 
 async def _prompt_ids(
@@ -122,3 +126,8 @@ async def _ask(context: Context, record: Record, node: Node, ask: render.Render)
 def release_along(handle: Handle) -> Reuse:
     """Send a handle that is of no use along with a cold leg, so that D frees its blocks."""
     return Reuse(nixl.released(handle.params), released_tokens=handle.tokens)
+
+
+def take_along(due: Due) -> Reuse:
+    """Send another conversation's handle along with a cold leg that has none of its own."""
+    return Reuse(nixl.released(due.handle.params), along=due)

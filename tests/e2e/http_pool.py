@@ -245,8 +245,14 @@ def carries_handle(received: Received) -> bool:
 
 def settings_for(prefills: Sequence[str], decodes: Sequence[str], **options: Any) -> Settings:
     """Settings of a router that is quick to stop, and patient on a busy machine. Probing is left to the
-    test."""
-    defaults: dict[str, Any] = {"drain_s": 2, "probe_interval_s": 3600, "connect_timeout_s": 30}
+    test, and nothing that was measured makes a turn go another way than the last one."""
+    defaults: dict[str, Any] = {
+        "drain_s": 2,
+        "probe_interval_s": 3600,
+        "connect_timeout_s": 30,
+        "policy": "sticky",
+        "stay_max_tokens": 0,
+    }
     return Settings(prefill=tuple(prefills), decode=tuple(decodes), **{**defaults, **options})
 
 

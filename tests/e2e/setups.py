@@ -33,6 +33,8 @@ class Setup:
     answer_tokens: bool = True
     take_share: float = 0.5
     max_branches: int = 100_000
+    policy: str = "sticky"
+    stay_max_tokens: int = 0
 
 
 def pair(verify: Mode, **engine: Any) -> Setup:
@@ -99,12 +101,15 @@ def drawn(verify: Mode, random: Random) -> Setup:
         answer_tokens=random.random() < 0.85,
         take_share=random.choice((0.01, 0.5)),
         max_branches=random.choice((100_000, 100_000, 12)),
+        policy=random.choice(("planned", "planned", "planned", "round_robin", "least_load", "sticky")),
+        stay_max_tokens=random.choice((0, 256)),
     )
 
 
 def told(setup: Setup) -> str:
     """A setup in few words: what is not as usual."""
     parts = [f"verify={setup.verify}, ttl_s={setup.ttl_s:g}, answer_tokens={setup.answer_tokens}"]
+    parts.append(f"policy={setup.policy}, stay_max_tokens={setup.stay_max_tokens}")
     for config in (*setup.prefills, *setup.decodes):
         usual = EngineConfig(profile=BRISK, ttl_s=60.0, adapters=(ADAPTER,))
         odd = [

@@ -177,6 +177,8 @@ class Stage(ABC):
         handle = (params["remote_engine_id"], params["remote_request_id"])
         assert handle not in self._sent, f"{leg} carries a handle that {self._sent[handle]} carried before"
         self._sent[handle] = leg
+        if params["remote_num_tokens"] == 0:
+            return  # nothing can be read with it: it is to be freed, and whose leg says so is all the same
         made_by = _REQUEST_ID.fullmatch(params["remote_request_id"])
         assert made_by, f"{params['remote_request_id']} is no id of a decode leg"
         maker, user = self._tenant_of_leg[made_by["leg"]], self._tenant_of_leg[leg]

@@ -65,8 +65,10 @@ async def assert_nothing_is_kept(pool: HttpPool, body: Body) -> None:
 async def test_each_event_is_forwarded_before_the_next_one_is_there() -> None:
     async with spoken_pool() as (d, http):
         d.say(SSE_HEAD)
+        d.chunk(delta("one"))
         async with reading(http, opening()) as client:
-            for word in ("one", "two", "three", "北京 🎉"):
+            await client.expect(delta("one"))
+            for word in ("two", "three", "北京 🎉"):
                 d.chunk(delta(word))
                 await client.expect(delta(word))
             d.chunk(b": a comment\n\n")
@@ -76,10 +78,12 @@ async def test_each_event_is_forwarded_before_the_next_one_is_there() -> None:
             assert await client.rest() == finish() + DONE
 
 
-async def test_headers_come_before_the_first_event_and_forbid_buffering() -> None:
+async def test_headers_come_with_the_first_event_and_forbid_buffering() -> None:
     async with spoken_pool() as (d, http):
         d.say(SSE_HEAD)
+        d.chunk(delta("x"))
         async with reading(http, opening()) as client:
+            await client.expect(delta("x"))
             headers = client.answer.headers
             assert headers["content-type"] == "text/event-stream"
             assert headers["cache-control"] == "no-cache"
@@ -150,8 +154,17 @@ async def test_a_handle_is_found_and_taken_out_wherever_it_is(config: EngineConf
 # -- breaking off ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("chunks", [0, 1, 3])
-@pytest.mark.parametrize("mid_event", [False, True])
+async def test_a_stream_that_breaks_off_before_its_first_byte_is_a_bad_gateway() -> None:
+    body = opening()
+    async with http_pool() as pool:
+        fault(pool.d, cut_after_chunks=0, streamed=True)
+        answer = await pool.chat({**body, "stream": True})
+        assert answer.status_code == 502
+        assert answer.json()["error"]["code"] == "engine_unreachable"
+        await assert_nothing_is_kept(pool, body)
+
+
+@pytest.mark.parametrize(("chunks", "mid_event"), [(0, True), (1, False), (1, True), (3, False), (3, True)])
 async def test_a_stream_that_breaks_off_ends_in_an_error_event(chunks: int, mid_event: bool) -> None:
     body = opening()
     before = b"\n\n".join((await stream_alone(body)).split(b"\n\n")[:chunks])

@@ -13,6 +13,7 @@ from typing import Final, Self, TypeVar
 import msgspec
 
 from router.app import relay_settings
+from router.fleet.admission import Admission, AdmissionLimits
 from router.fleet.doubts import Doubts
 from router.fleet.pool import Fleet
 from router.ledger.memory import MemoryLedger
@@ -23,6 +24,7 @@ from router.telemetry.facts import Facts
 from router.turn.context import Context, no_key
 from router.turn.handle import Lifetime
 from router.turn.relay import Relay
+from router.turn.release import Releases
 from router.turn.request import Endpoint, read_request
 from tests.e2e.asks import CHAT, COMPLETIONS, Ask
 from tests.e2e.setups import Setup
@@ -71,20 +73,26 @@ class World(Stage):
         self.failures: list[Exception] = []
         facts = Facts(on_error=self.failures.append)
         decodes = [origin for origin in engines if origin not in prefills]
+        ledger = MemoryLedger(max_branches=setup.max_branches, trace_ttl_s=3_600.0, now=clock.now)
         self.context = Context(
             upstream=self.upstream,
-            fleet=Fleet.of(prefills, decodes, facts=facts),
-            ledger=MemoryLedger(max_branches=setup.max_branches, trace_ttl_s=3_600.0, now=clock.now),
+            fleet=Fleet.of(prefills, decodes, facts=facts, now=clock.now),
+            ledger=ledger,
             facts=facts,
             doubts=Doubts(),
+            admission=Admission(AdmissionLimits(turns=10_000, waiting=10_000)),
             settings=replace(
                 relay_settings(Settings(prefill=tuple(prefills), decode=tuple(decodes)), no_key),
                 lifetime=Lifetime(setup.ttl_s, setup.margin_s, explicit=True),
                 verify=setup.verify,
                 answer_tokens=setup.answer_tokens,
                 take_share=setup.take_share,
+                policy=setup.policy,
+                stay_max_tokens=setup.stay_max_tokens,
             ),
             now=clock.now,
+            releases=Releases(clock.now),
+            pins=ledger,
         )
         self.relay = Relay(self.context)
         self._ids = count(1)

@@ -1,9 +1,11 @@
-"""Fixtures: the real pair, the recorder in front of it, the router, and the turns played through them."""
+"""Fixtures: a real pair of each setup, the recorder in front of it, the router, and the turns played there.
+
+All tests of one setup run before those of the other, so that there are never two pairs, and the modules run
+in the order of ``ORDER``: whatever kills an engine comes after whatever reads its log.
+"""
 
 import faulthandler
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,34 +13,55 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.engine import pair, report
+from tests.engine import front, pair, play, report
+from tests.engine.conversation import opening
 from tests.engine.exchange import Engines
-from tests.engine.play import Checked, Turn, check, play
+from tests.engine.front import Front
+from tests.engine.pair import Pair, Setup
+from tests.engine.play import Checked, Player, Turn
+from tests.engine.plays import PLAYS, Aging
 from tests.engine.recorder import Recorder
 
-ROOT = Path(__file__).parents[2]
-ROUTER_DEADLINE_S = 60.0
-
-# A busy machine can hold a leg up for tens of seconds, and a pull that is given up would be a cold turn here.
-PULL_TIMEOUT_S = 120.0
+ORDER = (
+    "test_exchange",
+    "test_check",
+    "test_turns",
+    "test_conversations",
+    "test_expiry",
+    "test_leaving",
+    "test_release",
+    "test_wrong_handle",
+    "test_restart",
+    "test_whole_run",
+)
 CLIENT_TIMEOUT_S = 240.0
 
 
-@pytest.fixture(scope="session")
-def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("engine-logs")
+@pytest.fixture(scope="session", params=list(Setup), ids=str)
+def setup(request: pytest.FixtureRequest) -> Setup:
+    chosen: Setup = request.param
+    return chosen
 
 
 @pytest.fixture(scope="session")
-def engine_pair(logs: Path, request: pytest.FixtureRequest) -> Iterator[pair.Pair]:
+def run(request: pytest.FixtureRequest) -> report.Run:
+    """What the tests find out, for the report."""
+    return request.config.stash[report.RUN]
+
+
+@pytest.fixture(scope="session")
+def logs(setup: Setup, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp(f"engine-logs-{setup}")
+
+
+@pytest.fixture(scope="session")
+def engine_pair(setup: Setup, logs: Path, run: report.Run) -> Iterator[Pair]:
     """The real 1P1D pair. Its logs stay in pytest's temporary directory."""
     pair.install()
-    started = pair.start(logs)
-    try:
-        request.config.stash[report.VERSION] = report.engine_version(started.prefill_url)
+    with pair.serve(setup, logs) as started:
+        run.version = report.engine_version(started.prefill.url)
+        run.of(setup).parts = report.parts_on(started.logs)
         yield started
-    finally:
-        pair.stop(started)
 
 
 @pytest.fixture(scope="session")
@@ -50,67 +73,71 @@ def client() -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="session")
-def engines(engine_pair: pair.Pair, client: httpx.Client) -> Engines:
+def engines(engine_pair: Pair, client: httpx.Client) -> Engines:
     """The same pair, spoken to directly: for references and hand-made exchanges."""
-    return Engines(engine_pair.prefill_url, engine_pair.decode_url, client)
+    spoken_to = Engines(engine_pair.prefill.url, engine_pair.decode.url, client)
+    spoken_to.meet()
+    return spoken_to
 
 
 @pytest.fixture(scope="session")
-def recorder(engine_pair: pair.Pair) -> Iterator[Recorder]:
-    with Recorder(engine_pair.prefill_url, engine_pair.decode_url) as started:
+def recorder(engine_pair: Pair) -> Iterator[Recorder]:
+    with Recorder(engine_pair.prefill.url, engine_pair.decode.url) as started:
         yield started
 
 
 @pytest.fixture(scope="session")
-def router_url(recorder: Recorder, logs: Path) -> Iterator[str]:
-    """The router as its own process, in router mode, with the recorder as its engines."""
-    (port,) = pair.free_ports(1)
-    command = [sys.executable, "-m", "router", "serve"]
-    command += ["--prefill", recorder.urls["prefill"], "--decode", recorder.urls["decode"]]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--store", "memory", "--verify", "router"]
-    command += ["--pull-timeout-s", str(PULL_TIMEOUT_S), "--prefill-lease-s", str(pair.PREFILL_LEASE_S)]
-    # The router's settings may also come from the environment; here only the command line counts.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("BOOMERANG_")}
-    log = logs / "router.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT)
-    try:
-        url = f"http://127.0.0.1:{port}"
-        _wait_ready(url, process, log)
-        yield url
-    finally:
-        process.terminate()
-        try:
-            process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _wait_ready(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    deadline = time.monotonic() + ROUTER_DEADLINE_S
-    while process.poll() is None and time.monotonic() < deadline:
-        try:
-            if httpx.get(f"{url}/ready", timeout=5).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.2)
-    pytest.fail(f"the router is not ready; its log:\n{log.read_text(errors='replace')[-4000:]}")
+def router(recorder: Recorder, engines: Engines, logs: Path) -> Iterator[Front]:
+    """The router as its own process, with the recorder as its engines, which have met by now."""
+    with front.serve(recorder.urls["prefill"], recorder.urls["decode"], logs / "router.log") as started:
+        yield started
 
 
 @pytest.fixture(scope="session")
-def turns(router_url: str, recorder: Recorder, client: httpx.Client) -> dict[str, Turn]:
-    """All steps, played through the router; by name."""
-    return play(router_url, recorder, client)
+def player(router: Front, recorder: Recorder) -> Iterator[Player]:
+    with play.playing(router.url, recorder) as started:
+        yield started
 
 
 @pytest.fixture(scope="session")
-def checked(turns: dict[str, Turn], engines: Engines, request: pytest.FixtureRequest) -> dict[str, Checked]:
+def aging(player: Player, setup: Setup) -> Aging:
+    turn = player.turn("aging 1", opening("barrels", 16), streamed=setup is Setup.PLUGIN)
+    return Aging(turn, time.monotonic())
+
+
+@pytest.fixture(scope="session")
+def turns(setup: Setup, player: Player, aging: Aging) -> dict[str, Turn]:
+    """All steps of a setup's plays; by name. ``aging`` has begun by then."""
+    played: dict[str, Turn] = {}
+    for streamed, steps in PLAYS[setup].items():
+        played |= player.script(steps, streamed=streamed)
+    return played
+
+
+@pytest.fixture(scope="session")
+def checked(turns: dict[str, Turn], engines: Engines, setup: Setup, run: report.Run) -> dict[str, Checked]:
     """The same turns beside their references; by name."""
-    beside = check(turns, engines)
-    request.config.stash[report.CHECKED] = list(beside.values())
+    beside = play.check(list(turns.values()), engines)
+    run.of(setup).checked = list(beside.values())
     return beside
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[report.RUN] = report.Run()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+
+    def place(item: pytest.Item) -> tuple[int, int]:
+        parameters = item.callspec.params if isinstance(item, pytest.Function) else {}
+        setups = [str(each) for each in Setup]
+        return (setups.index(str(parameters["setup"])), ORDER.index(item.path.stem))
+
+    ours = [item for item in items if item.path.parent == here]
+    others = [item for item in items if item.path.parent != here]
+    items[:] = [*others, *sorted(ours, key=place)]
 
 
 def pytest_runtest_setup() -> None:
@@ -119,15 +146,18 @@ def pytest_runtest_setup() -> None:
     faulthandler.cancel_dump_traceback_later()
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print the table, also with -q and when all is well: it is what the run is for."""
-    checked = config.stash.get(report.CHECKED, None)
-    if checked is None:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
+) -> None:
+    """Print the tables, also with -q and when all is well: they are what the run is for."""
+    found = config.stash[report.RUN]
+    stats = terminalreporter.stats
+    report.write_facts(
+        found, [each.nodeid for each in (*stats.get("failed", ()), *stats.get("error", ()))], os.environ
+    )
+    if not found.sections:
         return
     terminalreporter.section("turns through the router")
-    terminalreporter.write_line(report.table(checked))
-    terminalreporter.write_line(f"differences within rounding: {report.rounding_count(checked)}")
-    control = config.stash.get(report.CONTROL, "was not run")
-    path = report.write(report.text(checked, config.stash[report.VERSION], control))
-    if path is not None:
+    terminalreporter.write_line(report.summary(found))
+    if exitstatus == 0 and (path := report.write(report.text(found, os.environ))) is not None:
         terminalreporter.write_line(f"written: {path}")

@@ -5,6 +5,7 @@ node's prefix cache, filled by the very turn under test, would answer instead of
 equality would prove nothing.
 """
 
+import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,10 @@ from tests.engine.pair import MODEL
 Json = dict[str, Any]
 
 ANSWER_TOKENS = 20
+
+CACHED = "remote_prefill_cached_tokens"
+"""In P's params: prompt tokens that it did not compute."""
+SHAKES = 5
 
 # Nothing to read for P: compute, and keep the blocks for D.
 COLD: Json = {
@@ -53,6 +58,8 @@ class Generated:
     candidates: tuple[Candidates, ...]
     """One per generated token; empty where log-probabilities were not asked for."""
     params: Json | None
+    cached_tokens: int | None = None
+    """Prompt tokens that were not computed, as the engine tells; None where it does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +108,15 @@ def read(answer: Json) -> Generated:
         text=choice["message"]["content"] or "",
         candidates=tuple(_candidates(position["top_logprobs"]) for position in positions),
         params=answer.get("kv_transfer_params"),
+        cached_tokens=_cached_tokens(answer),
     )
+
+
+def _cached_tokens(answer: Json) -> int | None:
+    told = (answer.get("kv_transfer_params") or {}).get(CACHED)
+    if told is None:  # vLLM before 0.32 tells it in the usage alone, which pair.py switches on
+        told = ((answer.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens")
+    return None if told is None else int(told)
 
 
 def _candidates(top: list[Json]) -> Candidates:
@@ -133,8 +148,36 @@ class Engines:
         return Reference(prefill, self.decode(body, prefill.params))
 
     def reference(self, messages: Sequence[Json]) -> Reference:
-        """The cold path under a fresh salt, with candidates."""
-        return self.two_legs(salted(messages))
+        """The cold path under a fresh salt, with candidates. Leaves nothing pinned on D."""
+        taken = self.two_legs(salted(messages))
+        if taken.decode.params is not None:
+            self.release(taken.decode.params)
+        return taken
+
+    def release(self, handle: Json) -> None:
+        """Give a handle back: P reads nothing for a prompt of one token, and D is told all the same."""
+        body = {"model": MODEL, "prompt": [1], "max_tokens": 1, "kv_transfer_params": handle}
+        response = self._client.post(f"{self._prefill_url}/v1/completions", json=body)
+        assert response.status_code == 200, response.text
+
+    def metric(self, role: str, name: str) -> float:
+        """A metric of one engine; the sum of its samples."""
+        url = self._prefill_url if role == "prefill" else self._decode_url
+        return sample(self._client.get(f"{url}/metrics").text, name)
+
+    def meet(self) -> None:
+        """Let P and D shake hands, both ways. A busy machine can be too slow for vLLM's limit of 5 s."""
+        for attempt in range(SHAKES):
+            messages = [{"role": "user", "content": f"Good morning {attempt}. " * 40}]
+            try:
+                held = self.two_legs(chat_body(messages)).decode.params
+                assert held is not None, "the decode leg's answer has no kv_transfer_params"
+                self.release((self.two_legs(chat_body(messages), held)).decode.params or COLD)
+            except AssertionError:
+                if attempt == SHAKES - 1:
+                    raise
+            else:
+                return
 
     def tokenize(self, messages: Sequence[Json]) -> list[int]:
         response = self._client.post(
@@ -147,6 +190,13 @@ class Engines:
         response = self._client.post(f"{url}/v1/chat/completions", json=body)
         assert response.status_code == 200, response.text
         return read(response.json())
+
+
+def sample(metrics: str, name: str) -> float:
+    """The sum of a metric's samples in Prometheus text."""
+    found = re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)$", metrics, re.MULTILINE)
+    assert found, f"there is no {name}"
+    return sum(map(float, found))
 
 
 def salted(messages: Sequence[Json]) -> Json:

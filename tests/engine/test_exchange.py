@@ -1,7 +1,8 @@
 """What the comparison rests on: the pair alone, without the router."""
 
-from tests.engine.conversation import SYSTEM, Message, notes
+from tests.engine.conversation import Message, opening
 from tests.engine.exchange import ANSWER_TOKENS, Engines, Verdict, chat_body, compare
+from tests.engine.pair import Setup
 
 BLOCK_TOKENS = 128
 PARAMS = {
@@ -13,29 +14,23 @@ PARAMS = {
     "remote_host",
     "remote_port",
     "remote_num_tokens",
-    "remote_blocks_expiry_time",
     "tp_size",
-    "dcp_size",
-    "transfer_mode",
 }
-
-
-def prompt(subject: str) -> list[Message]:
-    return [SYSTEM, {"role": "user", "content": notes(subject, 12)}]
 
 
 def test_the_same_prompt_gives_the_same_reference_under_two_salts(engines: Engines) -> None:
     """Else a difference between a turn and its reference would say nothing."""
-    one, two = (engines.reference(prompt("barrels")) for _ in range(2))
+    one, two = (engines.reference(opening("kegs", 12)) for _ in range(2))
     assert compare(one.prefill.ids, two.prefill) is Verdict.EQUAL
     assert compare(one.decode.ids, two.decode) is Verdict.EQUAL
 
 
-def test_a_handle_has_the_members_and_counts_that_a_cut_relies_on(engines: Engines) -> None:
-    answer = engines.two_legs(chat_body(prompt("crates"))).decode
+def test_a_handle_has_the_members_and_counts_that_a_cut_relies_on(engines: Engines, setup: Setup) -> None:
+    answer = engines.two_legs(chat_body(opening("chests", 12))).decode
     handle = answer.params
     assert handle is not None
     assert set(handle) >= PARAMS
+    assert ("boomerang" in handle) is (setup is Setup.PLUGIN)
     assert (handle["do_remote_decode"], handle["do_remote_prefill"]) == (True, False)
     assert handle["remote_num_tokens"] == len(answer.prompt_ids) + ANSWER_TOKENS - 1
     (blocks,) = handle["remote_block_ids"]
@@ -43,7 +38,7 @@ def test_a_handle_has_the_members_and_counts_that_a_cut_relies_on(engines: Engin
 
 
 def test_a_cut_handle_is_read_as_far_as_it_goes_and_gives_the_same_answer(engines: Engines) -> None:
-    first = prompt("sacks")
+    first = opening("sacks", 12)
     held = engines.two_legs(chat_body(first)).decode
     assert held.params is not None
     tokens = len(held.prompt_ids) // BLOCK_TOKENS * BLOCK_TOKENS
@@ -55,8 +50,7 @@ def test_a_cut_handle_is_read_as_far_as_it_goes_and_gives_the_same_answer(engine
     said: Message = {"role": "assistant", "content": held.text}
     longer = [*first, said, {"role": "user", "content": "Go on."}]
     pulled = engines.two_legs(chat_body(longer), cut)
-    assert pulled.prefill.params is not None
-    assert pulled.prefill.params["remote_prefill_cached_tokens"] == tokens
+    assert pulled.prefill.cached_tokens == tokens
 
     reference = engines.reference(longer)
     assert compare(pulled.prefill.ids, reference.prefill) is not Verdict.DIFFERENT

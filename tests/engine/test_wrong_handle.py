@@ -1,37 +1,54 @@
-"""The control: the comparison sees wrong KV when there is some.
+"""A handle of another conversation, put into a prefill leg below the router, which cannot know of it.
 
-Without it, every equality in this directory could hold because nothing looks.
+With the plugin P cuts it to nothing. On a stock engine the answer is wrong: the control, without which every
+equality in this directory could hold because nothing looks.
 """
 
-import pytest
-
-from tests.engine.conversation import SYSTEM, Message, notes
-from tests.engine.exchange import Engines, Verdict, chat_body, compare, salted
-from tests.engine.report import CONTROL
-
-
-def prompt(subject: str, lines: int) -> list[Message]:
-    return [SYSTEM, {"role": "user", "content": notes(subject, lines)}]
+from tests.engine.conversation import opening
+from tests.engine.exchange import Engines
+from tests.engine.pair import Setup
+from tests.engine.play import Player, check, following
+from tests.engine.recorder import Json, Recorder
+from tests.engine.report import Run
 
 
-def test_a_handle_of_another_prompt_gives_another_answer(
-    engines: Engines, request: pytest.FixtureRequest
+def test_a_wrong_handle_is_cut_to_nothing_or_seen_in_the_answer(
+    setup: Setup, player: Player, recorder: Recorder, engines: Engines, run: Run
 ) -> None:
-    held = engines.two_legs(chat_body(prompt("harbour", 14))).decode
-    assert held.params is not None
-    other = prompt("orchard", 18)
-    # Longer than what is held, so that P reads all of the handle and trims nothing.
-    assert len(engines.tokenize(other)) > held.params["remote_num_tokens"]
+    streamed = setup is Setup.PLUGIN
+    other = player.turn("harbour 1", opening("harbour", 14), streamed=streamed)
+    first = player.turn("orchard 1", opening("orchard", 18), streamed=streamed)
+    # Longer than what the other one holds, so that P would read all of it and trim nothing.
+    assert len(first.answer.prompt_ids) > other.handle["remote_num_tokens"]
 
-    misled = engines.two_legs(salted(other), held.params)
-    assert misled.prefill.params is not None
-    assert misled.prefill.params["remote_prefill_cached_tokens"] == held.params["remote_num_tokens"]
+    def swapped(role: str, params: Json) -> Json:
+        return other.handle if role == "prefill" and params.get("remote_request_id") else params
 
-    reference = engines.reference(other)
-    verdicts = compare(misled.prefill.ids, reference.prefill), compare(misled.decode.ids, reference.decode)
-    equal = sum(ours == theirs for ours, theirs in zip(misled.decode.ids, reference.decode.ids, strict=True))
-    request.config.stash[CONTROL] = (
-        f"is seen: P's first token {verdicts[0].value}, answer {verdicts[1].value}"
-        f" ({equal} of {len(reference.decode.ids)} tokens equal)"
+    with recorder.editing(swapped):
+        turn = player.turn(
+            "orchard 2", following(first, "And now?"), streamed=streamed, builds_on="orchard 1"
+        )
+    (leg,) = turn.prefill_legs
+    assert leg.sent["remote_request_id"] == other.handle["remote_request_id"]
+    assert leg.handle is not None
+
+    (beside,) = check([turn], engines).values()
+    equal = sum(
+        ours == theirs for ours, theirs in zip(turn.answer.ids, beside.reference.decode.ids, strict=True)
     )
-    assert Verdict.DIFFERENT in verdicts
+    verdicts = (
+        f"P's first token {beside.first_verdict}, answer {beside.answer_verdict}"
+        f" ({equal} of {len(turn.answer.ids)} tokens equal)"
+    )
+    if setup is Setup.STOCK:
+        assert turn.reused_tokens == other.handle["remote_num_tokens"]
+        run.of(setup).notes["control, a wrong handle below the router"] = f"is read, and seen: {verdicts}"
+        assert not beside.is_right
+        engines.release(turn.handle)
+    else:
+        said = leg.handle["boomerang"]
+        run.of(setup).notes["a wrong handle below the router"] = (
+            f"cut to {said['verified_tokens']} tokens ({said['reason']}): {verdicts}"
+        )
+        assert (said["verified_tokens"], said["reason"]) == (0, "another prompt")
+        assert beside.is_right

@@ -182,3 +182,14 @@ def test_the_ranks_of_one_process_share_its_taint() -> None:
     assert salt is not None
     assert doubts.salt("http://p1", "one") == salt
     assert doubts.salt("http://p1", "two_dp0") is None
+
+
+def test_what_is_doubted_can_be_looked_at() -> None:
+    doubts = Doubts(pair_s=30.0, model_s=60.0)
+    doubts.cool("p", "d", 100.0)
+    doubts.mistrust("m", 100.0)
+    doubts.taint("http://p", None)
+    assert doubts.cooling_s(110.0) == {("p", "d"): 20.0}
+    assert doubts.mistrusted_s(110.0) == {"m": 50.0}
+    assert doubts.tainted == ("http://p",)
+    assert (doubts.cooling_s(130.0), doubts.mistrusted_s(160.0)) == ({}, {})

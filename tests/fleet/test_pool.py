@@ -1,14 +1,15 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 
 import pytest
 
 from router.engines.aiohttp_upstream import AiohttpUpstream
 from router.engines.upstream import Upstream
+from router.fleet.breaker import Rules, Verdict
 from router.fleet.node import Engine, Node, Role, State
-from router.fleet.pool import Fleet, Pool, node_of
+from router.fleet.pool import Fleet, node_of
 from router.fleet.probe import Fault, Probed, Prober
 from router.telemetry.facts import Fact, Facts, NodeChanged, TaskFailed
 from tests.fleet.small_engine import SmallEngine, small_engine
@@ -80,60 +81,6 @@ def running(fleet: Fleet, upstream: Upstream, interval_s: float) -> Iterator[asy
         task.cancel()
 
 
-@pytest.mark.parametrize(
-    ("origin", "key"),
-    [
-        ("http://10.0.0.1:8100", "d:10.0.0.1:8100"),
-        ("http://engine.local/", "d:engine.local:80"),
-        ("https://engine.local", "d:engine.local:443"),
-        ("http://[::1]:8100", "d:[::1]:8100"),
-    ],
-)
-def test_keys(origin: str, key: str) -> None:
-    node = node_of(origin, Role.DECODE)
-    assert (node.key, node.origin, node.state) == (key, origin.rstrip("/"), State.STARTING)
-    assert node_of(origin, Role.PREFILL).key != key
-
-
-@pytest.mark.parametrize(
-    "origin", ["10.0.0.1:8100", "ftp://a:1", "http://", "http://a:1/v1", "", "http://a:x"]
-)
-def test_what_is_no_origin_is_refused(origin: str) -> None:
-    with pytest.raises(ValueError, match=r".+"):
-        node_of(origin, Role.DECODE)
-
-
-def test_a_pool_is_a_value() -> None:
-    one = Pool.of([NODE])
-    other = node_of("http://127.0.0.1:8100", Role.PREFILL)
-    two = one.with_node(other).with_node(replace(NODE, state=State.READY))
-    assert one.nodes == (NODE,)
-    assert [node.key for node in two.nodes] == [KEY, other.key]
-    assert two.get(KEY) == replace(NODE, state=State.READY)
-    assert two.get("d:nowhere:1") is None
-    assert two.without(KEY).nodes == (other,)
-    assert two.without("d:nowhere:1") == two
-    with pytest.raises(FrozenInstanceError):
-        two.by_key = {}  # type: ignore[misc]
-    with pytest.raises(TypeError):
-        two.by_key[KEY] = other  # type: ignore[index]
-
-
-def test_only_ready_nodes_of_the_role_and_model_are_usable() -> None:
-    def decode(port: int, state: State, *models: str) -> Node:
-        node = node_of(f"http://127.0.0.1:{port}", Role.DECODE)
-        return replace(node, state=state, engine=Engine(models=models))
-
-    a, any_model = decode(1, State.READY, "a", "b"), decode(2, State.READY)
-    rest = [decode(at, state, "a") for at, state in enumerate(State, 10) if state is not State.READY]
-    prefill = replace(node_of("http://127.0.0.1:9", Role.PREFILL), state=State.READY)
-    pool = Pool.of([*rest, a, any_model, prefill])
-    assert pool.ready(Role.DECODE) == (a, any_model)
-    assert pool.ready(Role.DECODE, "b") == (a, any_model)
-    assert pool.ready(Role.DECODE, "c") == (any_model,)
-    assert pool.ready(Role.PREFILL, "c") == (prefill,)
-
-
 def test_legs_are_always_given_back() -> None:
     fleet, _ = scripted()
 
@@ -202,15 +149,16 @@ async def test_a_node_that_never_was_ready_is_starting(upstream: AiohttpUpstream
     assert told.changes() == [("starting", "refused"), ("ready", "")]
 
 
-@pytest.mark.parametrize("decided", [State.DRAINING, State.GONE])
-async def test_probes_do_not_undo_what_was_decided(upstream: AiohttpUpstream, decided: State) -> None:
+async def test_probes_do_not_undo_what_was_decided(upstream: AiohttpUpstream) -> None:
     fleet, told = scripted(READY, READY, BROKEN, BROKEN)
     await fleet.refresh(upstream)
-    fleet.mark(KEY, decided, "by an operator")
+    fleet.drain(KEY, "by an operator")
     for _ in range(3):
         await fleet.refresh(upstream)
-    assert state(fleet) == (decided, "by an operator")
-    assert told.changes() == [("ready", ""), (decided.value, "by an operator")]
+    assert state(fleet) == (State.DRAINING, "by an operator")
+    assert told.changes() == [("ready", ""), ("draining", "by an operator")]
+    fleet.undrain(KEY)
+    assert state(fleet) == (State.EJECTED, "broken"), "what probes said meanwhile counts"
 
 
 async def test_what_turns_learn_while_a_probe_runs_stays(upstream: AiohttpUpstream) -> None:
@@ -308,3 +256,20 @@ async def test_cancelling_stops_it_with_a_probe_under_way(upstream: AiohttpUpstr
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(task, 10)
         assert upstream.open_calls() == {}
+
+
+async def test_what_time_alone_changes_is_done_while_nobody_looks(upstream: AiohttpUpstream) -> None:
+    told, changed = Told(), asyncio.Event()
+    told.facts.subscribe(lambda fact: changed.set() if "on trial" in getattr(fact, "reason", "") else None)
+    fleet = Fleet([NODE], probe=Script(READY), facts=told.facts, rules=Rules(1, 0.02))
+    with running(fleet, upstream, 3600.0):
+        async with asyncio.timeout(10):
+            while state(fleet)[0] is not State.READY:
+                await asyncio.sleep(0.001)
+            fleet.tell(KEY, Verdict.FAULT, "reset")
+            # The next probe is an hour away, and those who wait for a node do not look: they are told.
+            await changed.wait()
+    assert told.changes()[-2:] == [
+        ("ejected", "1 legs in a row failed; the last: reset"),
+        ("ready", "on trial; before: 1 legs in a row failed; the last: reset"),
+    ]

@@ -160,3 +160,37 @@ def test_a_restart_forgets_everything() -> None:
     assert updated(LEARNED, seen) == seen
     assert not restarted(LEARNED, Engine())
     assert not restarted(Engine(), seen)
+
+
+async def test_ranks_behind_one_origin_are_seen_apart(upstream: AiohttpUpstream, small: SmallEngine) -> None:
+    small.answers["/metrics"] = (
+        200,
+        """\
+vllm:num_requests_running{engine="0"} 1.0
+vllm:num_requests_running{engine="1"} 2.0
+vllm:num_requests_running{engine="x"} 9.0
+vllm:kv_cache_usage_perc{engine="0"} 0.2
+vllm:kv_cache_usage_perc{engine="1"} 0.4
+vllm:cache_config_info{block_size="16",num_gpu_blocks="10",engine="0"} 1.0
+vllm:cache_config_info{block_size="16",num_gpu_blocks="20",engine="1"} 1.0
+process_start_time_seconds 1000.0
+""",
+    )
+    probed = await Prober(limits=PATIENT, probe_s=30.0)(upstream, node(small.origin))
+    one = probed.seen_at(1)
+    assert (one.running, one.kv_usage, one.num_blocks, one.block_size) == (2, 0.4, 20, 16)
+    assert (one.version, one.models, one.started_at_s) == ("0.32.0", ("tiny", "lora"), 1000.0)
+    for unknown in (None, 7):
+        assert probed.seen_at(unknown) == probed.seen
+    assert probed.seen.num_blocks == 30
+
+
+async def test_an_engine_on_ipv6(upstream: AiohttpUpstream) -> None:
+    async def well(peer: Peer) -> None:
+        while True:
+            await peer.request()
+            await peer.answer(b"")
+
+    async with engine(well, host="::1") as here:
+        probed = await Prober(limits=PATIENT, probe_s=30.0)(upstream, node(here.origin))
+        assert probed.state is State.READY

@@ -41,6 +41,13 @@ def test_not_ready_without_a_ready_node_of_a_role(state: State) -> None:
     }
 
 
+def test_ready_with_nodes_whose_breaker_alone_is_open() -> None:
+    """They are the last resort of turns, and a router that serves is ready."""
+    tripped = replace(node("d1", State.EJECTED), reachable=True)
+    assert ready([node("p1"), tripped], draining=False).status == 200
+    assert ready([node("p1"), replace(tripped, state=State.DRAINING)], draining=False).status == 503
+
+
 def test_not_ready_without_any_node_names_both_roles() -> None:
     assert body(ready([], draining=False))["reasons"] == [
         "no prefill node is ready (none known)",

@@ -2,7 +2,9 @@
 
 import pytest
 
-pytest.register_assert_rewrite("tests.ledger.conformance", "tests.ledger.play")
+pytest.register_assert_rewrite(
+    "tests.ledger.conformance", "tests.ledger.conformance_pins", "tests.ledger.play"
+)
 
 from tests.ledger.play import Clock, Make, Play  # noqa: E402 - the rewriting has to be registered first
 

@@ -12,12 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from router.ledger.memory import SWEEP_BRANCHES, SWEEP_HANDLES, MemoryLedger
-from router.ledger.store import Found, Handle, Put, Relation, Trace
+from router.ledger.store import Finish, Found, Handle, Pinned, Put, Relation, Trace
 from router.turn.digest import chain
 from tests.ledger.conformance import LedgerBounds, LedgerRules
+from tests.ledger.conformance_pins import PinRules
 from tests.ledger.play import TTL_S, Clock, Make, Play, asking, handle_of, keys_of
 
 T = TypeVar("T")
+DECODE = "http://d:8200"
+"""Where the handles of ``handle_of`` are."""
 
 
 @pytest.fixture
@@ -28,7 +31,7 @@ def make(clock: Clock) -> Make:
     return _make
 
 
-class TestMemoryLedger(LedgerRules, LedgerBounds):
+class TestMemoryLedger(LedgerRules, LedgerBounds, PinRules):
     """Everything that every ledger does."""
 
 
@@ -146,6 +149,7 @@ class Known:
 
     branch: str
     deadline_s: float
+    tokens: int
     free: bool
     """Whether the ledger may give it out: it was put or given back, and not taken or superseded since."""
 
@@ -156,6 +160,7 @@ class Line:
 
     tip: tuple[str, ...]
     moves: int
+    owner: bytes = b""
 
 
 histories = st.lists(st.sampled_from("ab"), min_size=1, max_size=6).map(tuple)
@@ -239,12 +244,17 @@ class Turns(RuleBasedStateMachine):
         known.free = accepted
         return replace(turn, gave_back=True)
 
-    @rule(turn=consumes(turns), ttl_s=st.sampled_from([None, 0.0, 5.0, 50.0, 500.0]))
-    def put(self, turn: Turn, ttl_s: float | None) -> None:
+    @rule(
+        turn=consumes(turns),
+        ttl_s=st.sampled_from([None, 0.0, 5.0, 50.0, 500.0]),
+        finish=st.sampled_from(Finish),
+        owner=st.sampled_from([b"", b"one", b"two"]),
+    )
+    def put(self, turn: Turn, ttl_s: float | None, finish: Finish, owner: bytes) -> None:
         depth, found = len(turn.history), turn.found
         handle = None if ttl_s is None else handle_of(100 * depth, self.clock.now_s + ttl_s)
-        trace = Play(self.ledger, self.clock).trace(depth)
-        branch = step(self.ledger.put(Put(keys_of(*turn.history), found, trace, handle)))
+        trace = replace(Play(self.ledger, self.clock).trace(depth), finish=finish)
+        branch = step(self.ledger.put(Put(keys_of(*turn.history), found, trace, handle, owner=owner)))
         moves_on = (
             found is not None
             and found.relation is Relation.EXTENSION
@@ -260,10 +270,37 @@ class Turns(RuleBasedStateMachine):
         else:
             assert self.forgets or not moves_on
             self.lines[branch] = Line((), 0)
-        self.lines[branch] = Line(turn.history, self.lines[branch].moves + 1)
+        self.lines[branch] = Line(turn.history, self.lines[branch].moves + 1, owner)
         self.histories.append(turn.history)
         if handle is not None:
-            self.handles[handle.params] = Known(branch, handle.deadline_s, free=True)
+            self.handles[handle.params] = Known(branch, handle.deadline_s, handle.tokens, free=True)
+
+    @rule(finish=st.sampled_from(Finish))
+    def release(self, finish: Finish) -> None:
+        candidate = step(self.ledger.oldest(DECODE, finish))
+        if candidate is None:
+            return
+        handle = step(self.ledger.take(candidate.branch, candidate.version))
+        waits = [known for known in self.handles.values() if known.free and known.branch == candidate.branch]
+        assert [known.tokens for known in waits] == [candidate.tokens]
+        assert (handle is not None) is self.good(waits[0])
+        waits[0].free = False
+
+    @rule(owner=st.sampled_from([b"", b"one", b"two"]))
+    def end(self, owner: bytes) -> None:
+        ended = step(self.ledger.end(owner))
+        owned = [branch for branch, line in self.lines.items() if owner and line.owner == owner]
+        if not self.forgets:
+            assert (ended is not None) is bool(owned)
+        for handle in ended or ():
+            known = self.handles[handle.params]
+            assert self.good(known)
+            assert self.lines[known.branch].owner == owner
+        for branch in owned:
+            self.lines[branch].owner = b""
+            for known in self.handles.values():
+                if known.branch == branch:
+                    known.free = False
 
     @rule(turn=consumes(turns))
     def fail(self, turn: Turn) -> None:
@@ -283,6 +320,12 @@ class Turns(RuleBasedStateMachine):
         assert stats.branches <= self.limits.get("max_branches", stats.branches)
         assert stats.size_bytes <= self.limits.get("max_bytes", stats.size_bytes)
         good = sum(self.good(known) for known in self.handles.values())
+        pinned = step(self.ledger.pinned()).get(DECODE, Pinned(0, 0))
+        assert pinned.handles == stats.handles
+        if not self.forgets:
+            good_tokens = sum(known.tokens for known in self.handles.values() if self.good(known))
+            free_tokens = sum(known.tokens for known in self.handles.values() if known.free)
+            assert good_tokens <= pinned.tokens <= free_tokens
         if self.forgets:
             assert stats.handles <= sum(known.free for known in self.handles.values())
             assert stats.branches + stats.evicted_branches == len(self.lines)

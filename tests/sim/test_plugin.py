@@ -101,3 +101,36 @@ def test_a_stamp_of_another_adapter_proves_nothing() -> None:
     own = verify({**params, STAMP_FIELD: stamp(held, "")}, held, "", config)
     other = verify({**params, STAMP_FIELD: stamp(held, "adapter")}, held, "", config)
     assert (own.tokens, other.tokens) == (len(held), 0)
+
+
+STAYS = {"vllm_xargs": {"boomerang_stay": 1}}
+
+
+async def test_a_turn_that_stays_leaves_a_stamped_handle_that_ends() -> None:
+    pool = Pool(plugin=True)
+    answer = await pool.ask("d", {"messages": [system(), user()], "return_token_ids": True, **STAYS})
+    handle = answer["kv_transfer_params"]
+    held = answer["prompt_token_ids"] + answer["choices"][0]["token_ids"][:-1]
+    assert Digests.from_wire(handle[STAMP_FIELD]) == chain(held, start=root())
+    assert handle["do_remote_decode"] is True
+    (pin,) = pool.d.pins.by_request.values()
+    assert pin.deadline_s is not None
+    message = {"role": "assistant", "content": answer["choices"][0]["message"]["content"]}
+    first = await pool.prefill([system(), user(), message, user()], handle)
+    assert verified(first) == handle["remote_num_tokens"]
+    assert pool.kinds() == set()
+
+
+@pytest.mark.parametrize("members", [{}, {"vllm_xargs": {"boomerang_stay": 0}}, {"vllm_xargs": None}])
+async def test_a_turn_that_does_not_ask_for_a_handle_leaves_none(members: dict[str, Any]) -> None:
+    pool = Pool(plugin=True)
+    answer = await pool.ask("d", {"messages": [system(), user()], **members})
+    assert answer["kv_transfer_params"] is None
+    assert not pool.d.pins.by_request
+
+
+async def test_a_stock_engine_does_not_know_the_wish() -> None:
+    pool = Pool()
+    answer = await pool.ask("d", {"messages": [system(), user()], **STAYS})
+    assert answer["kv_transfer_params"] is None
+    assert not pool.d.pins.by_request

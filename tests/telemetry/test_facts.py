@@ -7,12 +7,14 @@ import pytest
 
 from router.telemetry import facts as module
 from router.telemetry.facts import (
+    DiscoveryFailed,
     Fact,
     Facts,
     HandleFact,
     LedgerFailed,
     LegFailed,
     NodeChanged,
+    NodesListed,
     Outcome,
     PromptMismatch,
     TaskFailed,
@@ -24,6 +26,8 @@ ALL: list[Fact] = [
     LegFailed("brg-1", "prefill", "p1", "broken", with_handle=True, action="cold_retry"),
     LedgerFailed("find", "down"),
     NodeChanged("p1", "prefill", "ready", "probed"),
+    NodesListed("dns://e:1", 2),
+    DiscoveryFailed("dns://e:1", "x"),
     TaskFailed("sweep", "boom"),
 ]
 

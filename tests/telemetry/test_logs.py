@@ -13,12 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.telemetry.facts import (
+    DiscoveryFailed,
     EndedBy,
     Fact,
     HandleFact,
     LedgerFailed,
     LegFailed,
     NodeChanged,
+    NodesListed,
     Outcome,
     Phase,
     PromptMismatch,
@@ -46,6 +48,8 @@ TURN = TurnEnded(
     reused_tokens=768,
     completion_tokens=None,
     finish_reason="stop",
+    waited_s=None,
+    estimate_s=0.2,
     verify_s=0.0041234567,
     prefill_s=None,
     gap_s=0.0,
@@ -63,6 +67,8 @@ FACTS: list[tuple[Fact, str]] = [
     (TaskFailed("sweep", "boom"), "error"),
     (HandleFact(Outcome.CUT, "d1", 768, "router"), "debug"),
     (NodeChanged("p1", "prefill", "ready", "probed"), "info"),
+    (NodesListed("nodes_file a.yaml", 2), "info"),
+    (DiscoveryFailed("nodes_file a.yaml", "not valid YAML"), "warning"),
 ]
 
 
@@ -127,6 +133,7 @@ def test_a_turns_line_tells_what_is_known_and_nothing_else() -> None:
         "prompt_tokens": 821,
         "reused_tokens": 768,
         "finish_reason": "stop",
+        "estimate_s": 0.2,
         "verify_s": 0.004123,
         "gap_s": 0.0,
         "first_byte_s": 0.2,
@@ -144,6 +151,8 @@ def test_a_turns_line_tells_what_is_known_and_nothing_else() -> None:
         (LedgerFailed("put", "x"), "ledger did not put; the turn goes cold"),
         (NodeChanged("d1", "decode", "ejected", "x"), "decode node d1 is ejected"),
         (TaskFailed("sweep", "x"), "task sweep failed and starts again"),
+        (NodesListed("dns://e:1", 2), "dns://e:1 lists 2 nodes"),
+        (DiscoveryFailed("dns://e:1", "x"), "dns://e:1 cannot be read; the nodes that it listed last stand"),
     ],
 )  # fmt: skip
 def test_headlines(fact: Fact, message: str) -> None:

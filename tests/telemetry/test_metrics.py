@@ -12,12 +12,14 @@ from router.fleet.node import Node, Role, State
 from router.fleet.pool import Pool
 from router.ledger.store import Absence, LedgerStats, Relation
 from router.telemetry.facts import (
+    DiscoveryFailed,
     EndedBy,
     Fact,
     HandleFact,
     LedgerFailed,
     LegFailed,
     NodeChanged,
+    NodesListed,
     Outcome,
     Phase,
     PromptMismatch,
@@ -50,6 +52,8 @@ TURN = TurnEnded(
     reused_tokens=768,
     completion_tokens=20,
     finish_reason="stop",
+    waited_s=None,
+    estimate_s=0.2,
     verify_s=0.004,
     prefill_s=0.13,
     gap_s=0.0007,
@@ -126,6 +130,29 @@ def test_a_turn_is_seen_in_its_histograms(
     assert f"boomerang_{name}_count" not in {key[0] for key in Counted().after(replace(TURN, **unknown))}
 
 
+@pytest.mark.parametrize(
+    ("changes", "ratio"),
+    [
+        ({}, 1.0),
+        ({"first_byte_s": 0.5}, 2.5),
+        ({"first_byte_s": 0.5, "waited_s": 0.3}, 1.0),
+        ({"stream": False}, None),
+        ({"estimate_s": None}, None),
+        ({"first_byte_s": None}, None),
+    ],
+)
+def test_how_good_an_estimate_was_is_told_of_streamed_turns(
+    changes: dict[str, Any], ratio: float | None
+) -> None:
+    """From the plan on: for how long a turn waits for its place nobody estimates."""
+    turn, counted = replace(TURN, **changes), Counted()
+    assert turn.estimate_ratio == (pytest.approx(ratio) if ratio is not None else None)
+    counted.metrics(turn)
+    assert len(series("estimate_ratio_count", plan="pull").keys() & counted.read().keys()) == (
+        ratio is not None
+    )
+
+
 def test_a_turn_that_took_no_time_was_still_measured() -> None:
     found = Counted().after(replace(TURN, verify_s=0.0, gap_s=0.0, prefill_s=0.0, first_byte_s=0.0))
     assert found.items() >= series("verify_seconds_count").items()
@@ -175,7 +202,15 @@ def test_others_are_no_departures(ended_by: EndedBy) -> None:
         (PromptMismatch("model-1", "p1", 768), series("prompt_mismatches_total", node="p1")),
         (LedgerFailed("find", "time-out"), series("ledger_failures_total", operation="find")),
         (TaskFailed("sweep", "boom"), series("task_failures_total", task="sweep")),
-        (NodeChanged("p1", "prefill", "ready", "probed"), {}),
+        (
+            NodeChanged("p1", "prefill", "ready", "probed"),
+            series("node_changes_total", role="prefill", state="ready"),
+        ),
+        (NodesListed("dns://engines:8000", 3), {}),
+        (
+            DiscoveryFailed("dns://engines:8000", "no answer"),
+            series("discovery_failures_total", source="dns://engines:8000"),
+        ),
     ],
 )  # fmt: skip
 def test_each_fact_moves_its_own_series_and_no_other(fact: Fact, expected: Series) -> None:
@@ -234,7 +269,7 @@ def test_values_with_odd_characters_do_not_break_the_exposition() -> None:
 
 def test_every_family_has_help_and_a_name_of_its_own() -> None:
     counted = Counted()
-    counted.registry.register(StateCollector(a_pool, lambda: STATS, lambda: 0))
+    counted.registry.register(StateCollector(a_pool, lambda: STATS, lambda: 0, lambda: 0))
     build_info(counted.registry, "1.0", "auto")
     families = list(text_string_to_metric_families(generate_latest(counted.registry).decode()))
     names = [family.name for family in families if not family.name.endswith("_created")]
@@ -272,12 +307,15 @@ def a_pool() -> Pool:
 
 def test_a_scrape_sees_nodes_legs_turns_and_the_ledger() -> None:
     registry = CollectorRegistry()
-    registry.register(StateCollector(a_pool, lambda: STATS, lambda: 9))
+    registry.register(StateCollector(a_pool, lambda: STATS, lambda: 9, lambda: 4))
     assert read(registry) == {
         **series("node_state", role="prefill", node="p1", state="ready"),
         **series("node_state", role="decode", node="d1", state="ejected"),
+        **series("node_breaker", role="prefill", node="p1", circuit="closed"),
+        **series("node_breaker", role="decode", node="d1", circuit="closed"),
         **series("open_legs", 2, role="prefill", node="p1"),
         **series("open_turns", 9),
+        **series("waiting_turns", 4),
         **series("ledger_branches", 1),
         **series("ledger_boundaries", 2),
         **series("ledger_handles", 3),
@@ -291,7 +329,7 @@ def test_a_scrape_sees_nodes_legs_turns_and_the_ledger() -> None:
 def test_a_scrape_is_of_now() -> None:
     turns = [1]
     registry = CollectorRegistry()
-    registry.register(StateCollector(Pool, lambda: STATS, lambda: turns[0]))
+    registry.register(StateCollector(Pool, lambda: STATS, lambda: turns[0], lambda: 0))
     assert read(registry).items() >= series("open_turns", 1).items()
     turns[0] = 0
     assert "boomerang_open_turns" not in {key[0] for key in read(registry)}
@@ -316,3 +354,17 @@ def test_an_endpoint_of_every_kind_is_counted() -> None:
         "completions",
         "other",
     }
+
+
+def test_a_node_that_is_gone_leaves_no_series_behind() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    for node in ("p:a:1", "p:b:1"):
+        metrics(LegFailed("t", "prefill", node, "reset", with_handle=False, action="fail"))
+        metrics(PromptMismatch("m", node, 1))
+    metrics(NodeChanged("p:a:1", "prefill", "ejected", "reset"))
+    assert b"p:a:1" in generate_latest(registry)
+    metrics(NodeChanged("p:a:1", "prefill", "gone", "not listed any more"))
+    text = generate_latest(registry)
+    assert b"p:a:1" not in text
+    assert text.count(b'node="p:b:1"') >= 2

@@ -16,6 +16,7 @@ from router.ledger.store import (
 )
 from router.telemetry.facts import Fact, Facts, HandleFact, Outcome
 from router.turn.custody import Custody
+from router.turn.release import Cause, Releases
 
 KEYS = (b"a" * 16, b"b" * 16)
 TRACE = Trace("p1", "d1", prompt_tokens=200, prompt_bytes=800, reused_tokens=0, computed_at_s=1.0)
@@ -213,3 +214,46 @@ async def test_an_outcome_is_told_of_the_node_that_holds_the_kv() -> None:
     custody.sent()
     custody.tell(Outcome.CUT, 128, "router")
     assert heard == [HandleFact(Outcome.CUT, "d1", 128, "router")]
+
+
+async def test_what_nobody_can_use_any_more_is_to_be_released() -> None:
+    ledger, releases = await a_ledger(), Releases(now)
+    found = await take(ledger)
+    await ledger.put(Put(KEYS, found, TRACE, None))
+    await Custody(found, ledger, Facts(), releases).close()
+    ledger = await a_ledger()
+    custody = Custody(await take(ledger), ledger, Facts(), releases)
+    custody.superfluous("pair_cooling")
+    assert held(custody) is None
+    await custody.close()
+    assert [(due.handle, due.cause) for due in releases.waiting()] == [(HANDLE, Cause.SUPERSEDED)] * 2
+    assert (await take(ledger)).handle is None
+
+
+async def test_what_somebody_may_still_read_is_never_released() -> None:
+    """A leg that failed or broke off may go on reading; a ledger that did not answer may have it back."""
+    releases = Releases(now)
+    failed, broken_off, unsure, dead = [
+        Custody(await take(await a_ledger()), ledger, Facts(), releases)
+        for ledger in (await a_ledger(), await a_ledger(), Down(), await a_ledger())
+    ]
+    failed.sent()
+    failed.tell(Outcome.FAILED, 300, "overdue")
+    broken_off.sent()
+    dead.dropped("engine_restarted")
+    for custody in (failed, broken_off, unsure, dead):
+        await custody.close()
+    assert len(releases) == 0
+    assert releases.pinned_tokens("d1") == 900, "and they are pinned, but for those of a process that is gone"
+
+
+async def test_what_was_used_or_given_back_is_not_pinned_besides() -> None:
+    releases = Releases(now)
+    for outcome in (Outcome.USED, Outcome.CUT, Outcome.RELEASED):
+        custody = Custody(await take(await a_ledger()), Down(), Facts(), releases)
+        custody.sent()
+        custody.tell(outcome, 300)
+        await custody.close()
+    ledger = await a_ledger()
+    await Custody(await take(ledger), ledger, Facts(), releases).close()
+    assert (len(releases), releases.pinned_tokens("d1")) == (0, 0)

@@ -14,6 +14,7 @@ from router.turn.legs import (
     decode_body,
     engine_headers,
     prefill_body,
+    stay_body,
     unsplit_body,
 )
 from router.turn.members import join
@@ -342,3 +343,29 @@ def test_headers_of_an_answer() -> None:
         ("x-custom", "one"),
         ("x-custom", "two"),
     ]
+
+
+def test_a_turn_that_stays_asks_for_a_handle_beside_the_clients_own_arguments() -> None:
+    request = request_of(b'"vllm_xargs":{"mine":[1.0]},"temperature":0.50')
+    body = raws(stay_body(request, want_token_ids=True))
+    assert body["vllm_xargs"] == b'{"mine":[1.0],"boomerang_stay":1}'
+    assert body["return_token_ids"] == b"true"
+    assert body["temperature"] == b"0.50"
+    assert "kv_transfer_params" not in body
+    plain = raws(stay_body(request_of(b'"model":"m"'), want_token_ids=False, salt="s"))
+    assert plain["vllm_xargs"] == b'{"boomerang_stay":1}'
+    assert plain["cache_salt"] == b'"s"'
+    assert "return_token_ids" not in plain
+
+
+@pytest.mark.parametrize("xargs", [b"null", b"3", b'"text"', b"[1]"])
+def test_arguments_that_are_no_object_are_left_to_the_engine(xargs: bytes) -> None:
+    request = request_of(b'"vllm_xargs":' + xargs)
+    assert raws(stay_body(request, want_token_ids=False))["vllm_xargs"] == xargs
+
+
+def test_a_leg_says_which_rank_it_is_for_and_a_client_cannot() -> None:
+    given = (("x-data-parallel-rank", "7"),)
+    assert "x-data-parallel-rank" not in dict(engine_headers(given, leg_id="x"))
+    assert dict(engine_headers(given, leg_id="x", rank=0))["x-data-parallel-rank"] == "0"
+    assert [k for k, _ in engine_headers(given, leg_id="x", rank=3)].count("x-data-parallel-rank") == 1

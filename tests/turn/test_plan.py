@@ -9,11 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.fleet.fit import Line
+from router.fleet.load import DecodeLoad, Loads, PrefillLoad
 from router.fleet.node import Engine, Node, Role, State
 from router.ledger.store import Absence, Found, Handle, Relation, Trace
 from router.turn.digest import chain
-from router.turn.plan import Kind, Plan, Reason, Situation, Verify, choose, proof_limit
+from router.turn.plan import Kind, Plan, Reason, Situation, Verify, proof_limit
 from router.turn.request import Endpoint, Request, Unsplit, read_request
+from router.turn.weigh import choose, weigh
 
 
 def a_request(**members: Any) -> Request:
@@ -295,8 +298,9 @@ DECODES = (decode("d1", 5), decode("d2", 1), decode("d3", 1))
         pytest.param({"mode": "off"}, ("p1", "d1"), id="affinity needs no handle"),
     ],
 )
-def test_which_nodes_serve(changes: dict[str, Any], nodes: tuple[str, str]) -> None:
-    assert keys(planned(**{"prefills": PREFILLS, "decodes": DECODES, **changes})) == nodes
+def test_which_nodes_serve_where_conversations_stick(changes: dict[str, Any], nodes: tuple[str, str]) -> None:
+    given_ = {"policy": "sticky", "prefills": PREFILLS, "decodes": DECODES, **changes}
+    assert keys(planned(**given_)) == nodes
 
 
 def test_a_request_that_cannot_be_split_runs_on_one_node() -> None:
@@ -355,6 +359,23 @@ def nodes(draw: st.DrawFn, role: Role) -> tuple[Node, ...]:
 
 
 @st.composite
+def loads(draw: st.DrawFn) -> Loads:
+    """Measured or not, and nodes that differ."""
+    seconds = st.floats(0.0, 2.0)
+    is_measured = draw(st.booleans())
+    lines = st.builds(Line, seconds, st.floats(0.0, 0.001))
+    prefills = {
+        key: PrefillLoad(draw(lines), draw(lines), draw(seconds), 0.0, draw(st.floats(0, 1)), is_measured)
+        for key in draw(st.sets(st.sampled_from(["p1", "p2", "p3"])))
+    }
+    decodes = {
+        key: DecodeLoad(draw(lines), draw(lines), draw(st.integers(0, 99)), 1.0, draw(st.floats(0, 1)))
+        for key in draw(st.sets(st.sampled_from(["d1", "d2", "d3"])))
+    }
+    return Loads(prefills, decodes, draw(lines), draw(st.floats(0.5, 8.0)))
+
+
+@st.composite
 def situations(draw: st.DrawFn) -> Situation:
     handle = replace(
         HANDLE,
@@ -383,6 +404,12 @@ def situations(draw: st.DrawFn) -> Situation:
         mistrusted=draw(st.booleans()),
         cold_reason=draw(st.sampled_from(["", "", Reason.RETRY])),
         exclude=draw(st.sets(st.sampled_from(["p1", "p2", "d1", "d2"]), max_size=2)),
+        sizes_bytes=draw(st.sampled_from([(), (900, 1000, 2900, 3000, 3100, 3200), (900, 3000, 90_000)])),
+        policy=draw(st.sampled_from(["planned", "planned", "round_robin", "least_load", "sticky"])),
+        turn=draw(st.integers(0, 9)),
+        stay_max_tokens=draw(st.sampled_from([0, 256])),
+        now_s=draw(st.sampled_from([0.0, 90.0])),
+        loads=draw(loads()),
     )
 
 
@@ -393,11 +420,23 @@ def test_whatever_the_situation_a_handle_is_used_only_where_nothing_speaks_again
     plan = choose(given_)
     if plan is None:
         return
+    first = weigh(given_)[0]
+    assert not first.why_not
+    assert (first.kind, first.reason) == (plan.kind, plan.reason)
+    assert first.decode == plan.decode.key
+    assert first.prefill == (plan.prefill.key if plan.prefill is not None else None)
     assert plan.decode in given_.decodes
     assert plan.decode.key not in given_.exclude
-    assert (plan.handle is None) == (plan.verify is Verify.OFF) == (plan.kind in (Kind.COLD, Kind.UNSPLIT))
+    alone = (Kind.STAY, Kind.UNSPLIT)
+    assert (plan.handle is None) == (plan.verify is Verify.OFF) == (plan.kind in (Kind.COLD, *alone))
     assert plan.reason
-    assert (plan.prefill is None) == (plan.kind is Kind.UNSPLIT)
+    assert (plan.prefill is None) == (plan.kind in alone)
+    if plan.kind is Kind.STAY:
+        assert given_.stay_max_tokens
+        assert plan.decode.engine.prefix_cache is True
+        assert not given_.mistrusted
+        assert not given_.cold_reason
+        assert given_.mode != "off"
     if plan.prefill is not None:
         assert plan.prefill in given_.prefills
         assert plan.prefill.key not in given_.exclude
@@ -410,8 +449,9 @@ def test_whatever_the_situation_a_handle_is_used_only_where_nothing_speaks_again
     assert not given_.mistrusted
     assert not given_.cold_reason
     assert given_.request.unsplit is None
-    assert plan.decode.key == plan.handle.decode, "the node that holds the KV decodes"
-    assert plan.decode.engine.engine_id in (None, plan.handle.engine_id)
+    (holder,) = [node for node in given_.decodes if node.key == plan.handle.decode]
+    assert holder.key not in given_.exclude
+    assert holder.engine.engine_id in (None, plan.handle.engine_id)
     assert (plan.prefill.key, plan.handle.decode) not in given_.cooling
     match plan.verify:
         case Verify.ENGINE:

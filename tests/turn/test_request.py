@@ -178,6 +178,11 @@ def test_plugin_arguments_that_cannot_be_read_are_refused(xargs: bytes) -> None:
     assert refused.value.param == "vllm_xargs"
 
 
+def test_to_pin_blocks_is_not_a_clients_to_ask() -> None:
+    members = chat(vllm_xargs={"boomerang_stay": 1, "a": 1}).members
+    assert json.loads(bytes(members["vllm_xargs"])) == {"a": 1}
+
+
 @pytest.mark.parametrize("xargs", [None, [], "text", 1, {}, {"a": 1}])
 def test_other_plugin_arguments_are_the_engines_to_judge(xargs: Any) -> None:
     assert json.loads(bytes(chat(vllm_xargs=xargs).members["vllm_xargs"])) == xargs

@@ -28,6 +28,9 @@ _MET_S = 600.0
 """vLLM forgets an engine that it has not read from for an hour, by default."""
 _MET_ENGINES = 1024
 _HASHES_FIELD = "hashes"
+_CACHED_FIELD = "remote_prefill_cached_tokens"
+"""vLLM's own: prompt tokens that P did not compute. 0.32 has it, 0.29 does not yet."""
+_CACHED_AS = "_boomerang_cached"
 _USED = "_remote_blocks_processed"
 """vLLM's own mark on a handle whose read was begun."""
 
@@ -81,6 +84,7 @@ class _Hooks:
             elif "stay" in self._parts and request.kv_transfer_params is None:
                 self._stay(scheduler, request)
             result: tuple[int | None, bool] = original(scheduler, request, *arguments, **named)
+            _note_cached(request, arguments, named, result)
             return result
 
         return get_num_new_matched_tokens
@@ -219,6 +223,9 @@ class _Hooks:
                 self._stamp(own, request, params)
         elif params.get("do_remote_prefill") and "verify" in self._parts:
             params[digest.STAMP_FIELD] = self._report(own, request)
+            cached = getattr(request, _CACHED_AS, None)
+            if cached is not None:
+                params.setdefault(_CACHED_FIELD, cached)
 
     def _report(self, own: node.Node, request: Any) -> dict[str, Any]:
         """What P says of a prefill leg, also of one without a handle: that is how it is known to verify."""
@@ -268,6 +275,13 @@ class _Hooks:
             return False
         said = (request.kv_transfer_params or {}).get(digest.STAMP_FIELD)
         return isinstance(said, dict) and said.get(_HASHES_FIELD) == hashing.root.hex()
+
+
+def _note_cached(request: Any, arguments: tuple[Any, ...], named: Mapping[str, Any], result: Any) -> None:
+    """Remember what P has itself and what it is about to read, for engines that do not tell."""
+    own = named.get("num_computed_tokens", arguments[0] if arguments else None)
+    if isinstance(result, tuple) and type(own) is int:
+        setattr(request, _CACHED_AS, own + (result[0] or 0))
 
 
 def _proven_blocks(

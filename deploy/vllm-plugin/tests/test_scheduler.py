@@ -82,6 +82,23 @@ def test_the_next_turn_reads_all_that_is_held(make: Any) -> None:
     assert params["boomerang"]["verified_tokens"] == count
 
 
+def test_p_tells_what_it_did_not_compute_where_its_engine_does_not(make: Any) -> None:
+    p = make()
+    handle = exchange(p, make())
+    request = Request([*PROMPT, *ANSWER, 7], over_the_wire(handle))
+    own = 2 * BLOCK
+    count, _ = p.get_num_new_matched_tokens(request, own)
+    p.update_state_after_alloc(request, None, count)
+    # Preempted after the read: what it then lacks is computed, and what was read stays told.
+    assert p.get_num_new_matched_tokens(request, 0) == (0, False)
+    _, params = p.request_finished(request, block_ids(len(request.prompt)))
+    assert params is not None
+    assert params["remote_prefill_cached_tokens"] == own + count == HELD
+    cold, params, _ = prefill(p, PROMPT, COLD)
+    assert params is not None
+    assert params["remote_prefill_cached_tokens"] == cold == 0
+
+
 def test_the_tokens_past_the_last_full_block_are_compared_too(make: Any) -> None:
     handle = exchange(make(), make())
     prompt = [*PROMPT, *ANSWER, 7]

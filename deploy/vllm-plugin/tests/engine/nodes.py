@@ -2,30 +2,27 @@
 with it that cannot read from D.
 
 Started by the pair script's own functions (``deploy/engine-cpu/serve.py``). The plugin is installed into a
-directory of its own, so that vLLM's environment stays as it was.
+directory of its own (``deploy/engine-cpu/plugin.py``), so that vLLM's environment stays as it was.
 """
 
 import importlib.util
 import json
 import os
 import queue
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-PACKAGE = Path(__file__).parents[2]
-SERVE = PACKAGE.parent / "engine-cpu" / "serve.py"
+ENGINE_CPU = Path(__file__).parents[3] / "engine-cpu"
 HANDLE_TTL_S = 90
 """Short, so that a test can outlive a handle; long enough for a turn on a busy machine."""
 PREFILL_LEASE_S = 120
@@ -44,8 +41,8 @@ class Nodes:
     logs: Path
 
 
-def _serve() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("engine_cpu_serve", SERVE)
+def _script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"engine_cpu_{name}", ENGINE_CPU / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -65,29 +62,10 @@ def _free_ports(count: int) -> list[int]:
             each.close()
 
 
-def install_plugin(venv: Path, target: Path) -> None:
-    """Build and install this package into ``target`` with vLLM's own Python, without the network."""
-    with tempfile.TemporaryDirectory() as scratch:
-        # A build leaves files beside what it builds.
-        source = shutil.copytree(
-            PACKAGE, Path(scratch) / "source", ignore=shutil.ignore_patterns("tests", ".*")
-        )
-        command = [str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
-        command += ["--no-build-isolation", "--target", str(target), str(source)]
-        subprocess.run(command, check=True, stdout=sys.stderr)
-
-
-@contextmanager
-def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
-    for name in [name for name in os.environ if name.startswith("BOOMERANG_VLLM_") or name == "PYTHONPATH"]:
+def _clear_settings() -> None:
+    """The plugin's own settings come from the environment too, and the tests are about its defaults."""
+    for name in [name for name in os.environ if name.startswith("BOOMERANG_VLLM_")]:
         del os.environ[name]
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def _hold(logs: Path, prefix_cache: str) -> None:
@@ -99,12 +77,10 @@ def _hold(logs: Path, prefix_cache: str) -> None:
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     threading.Thread(target=interrupt_at_eof, daemon=True).start()
-    serve = _serve()
+    serve = _script("serve")
     plugin = logs / "plugin"
     arguments = ["--handle-ttl-s", str(HANDLE_TTL_S), "--prefill-lease-s", str(PREFILL_LEASE_S)]
     arguments += ["--prefill-prefix-cache", prefix_cache, "--kv-gib", "1"]
-    # A worker process of its own would spin while it waits, and four nodes share a machine here.
-    arguments += ["--engine-args", "--distributed-executor-backend uni"]
     ports = iter(_free_ports(8))
 
     def options(name: str, *more: str) -> Namespace:
@@ -114,16 +90,16 @@ def _hold(logs: Path, prefix_cache: str) -> None:
             setattr(parsed, each, next(ports))
         return parsed
 
-    pair, stock, deaf = options("pair"), options("stock"), options("deaf", "--bidirectional", "false")
+    with_plugin = ("--plugin", str(plugin))
+    pair, stock = options("pair", *with_plugin), options("stock")
+    deaf = options("deaf", "--bidirectional", "false", *with_plugin)
     pair.decode_port, pair.decode_side_port = next(ports), next(ports)
-    install_plugin(pair.venv, plugin)
+    _script("plugin").install(pair.venv, plugin)
+    _clear_settings()
     started = []
     try:
-        with _environment({"PYTHONPATH": str(plugin)}):
-            started += [serve.start(pair, "prefill"), serve.start(pair, "decode")]
-            started.append(serve.start(deaf, "prefill"))
-        with _environment({}):
-            started.append(serve.start(stock, "prefill"))
+        started += [serve.start(pair, "prefill"), serve.start(pair, "decode")]
+        started += [serve.start(deaf, "prefill"), serve.start(stock, "prefill")]
         for node in started:
             serve.wait_ready(node, time.monotonic() + serve.START_DEADLINE_S, queue.SimpleQueue())
         names = ("prefill", "decode", "deaf_prefill", "stock_prefill")

@@ -1,0 +1,32 @@
+"""``boomerang bench``: what the router itself costs, measured beside others on the same machine."""
+
+import argparse
+import sys
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``boomerang bench``."""
+    parser.add_argument("what", choices=("overhead",), help="overhead: CPU and time that a router adds")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of every contestant (default: 5)")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 64], help="streams at once")
+    parser.add_argument("--events", type=int, default=64, help="events of an answer (default: 64)")
+    parser.add_argument("--every-ms", type=float, default=10.0, help="time between events (default: 10)")
+    parser.add_argument("--turns", type=int, default=4, help="turns of each stream in a round (default: 4)")
+    parser.add_argument(
+        "--history-bytes", type=int, default=8_000, help="size of the first request's history"
+    )
+    parser.add_argument("--vllm-router", type=Path, help="the vllm-router command; left out where not given")
+    parser.add_argument("--json", type=Path, help="write all results there")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run a benchmark; the process's exit code."""
+    if args.rounds < 1 or args.events < 2 or args.turns < 1 or min(args.streams) < 1:
+        print(
+            "boomerang: rounds, turns and streams have to be at least 1, events at least 2", file=sys.stderr
+        )
+        return 2
+    from router.bench.overhead import main
+
+    return main(args)

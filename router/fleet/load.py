@@ -1,0 +1,358 @@
+"""What the fleet measured lately, and what is queued on it now: the numbers that plans are estimated from.
+
+``Load`` is told of every leg when it is sent and when it ends, on the event loop's thread; ``snapshot`` gives
+the frozen values of one moment. Until something is measured, lines are those of ``PRIOR``; a node that
+nothing is known of yet is taken to be as fast as the others of its role.
+
+A prefill node is taken for a queue that computes one prompt after the other. That is exact for long prompts,
+and right on average where an engine batches short ones: what is learned of a leg is the time between the end
+of the one before it (or its own start, where it found the queue empty) and its own end.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Final, NamedTuple, Protocol
+
+from router.fleet.fit import Fit, Line, Mean
+from router.fleet.node import Node, Role
+
+PRIOR_COMPUTE: Final = Line(0.0993, 26.86e-6)
+PRIOR_MOVE: Final = Line(0.0209, 4.545e-6)
+PRIOR_DELIVER: Final = Line(0.0024, 1.318e-6)
+"""Lines through the published points of vLLM's bi-directional KV transfer: Qwen3-32B, 1P1D on two hosts with
+eight H200 each, 2,000 and 24,000 prompt tokens. Prefill 153 and 744 ms, D to P 30 and 130 ms, and what the
+time to first token has over the prefill, 5 and 34 ms. Only their proportions matter much: the first
+observations set the level."""
+PRIOR_VERIFY: Final = Line(0.001, 3.2e-6)
+"""Rendering a prompt: 16,391 tokens in 53 ms on a CPU (``docs/engine-behaviour.md``)."""
+PRIOR_BYTES_PER_TOKEN: Final = 4.0
+"""English text in common vocabularies."""
+PRIOR_LEG_TOKENS: Final = 1000.0
+"""What an unknown leg computes, until legs were seen."""
+REFRESH_S: Final = 5.0
+"""How often a node that nothing new is learned of moves back towards the others of its role."""
+PEAK_WINDOW_S: Final = 10.0
+"""Legs that were open within the last one or two of these may still be in what a probe counted."""
+MEASURED: Final = 2.0
+"""Observations, each by its age, from which on a line is more than its prior."""
+OVERDUE: Final = 3.0
+OVERDUE_S: Final = 2.0
+"""A leg that takes so many times what was expected, and so many seconds more, speaks against its node."""
+NEW: Final = 8.0
+"""Up to so many observations every one of them counts at once for all lines."""
+MAX_MODELS: Final = 256
+LOAD_STEPS: Final = 5
+PROPORTION_TOKENS: Final = 4_000.0
+"""The prompt length at which lines are compared."""
+
+
+def load_step(legs: int) -> int:
+    """The class of a decode node's load: 0 to 3 open legs, to 15, to 63, to 255, more."""
+    return min(max(legs, 0).bit_length() - 1, 2 * LOAD_STEPS - 1) // 2 if legs > 3 else 0
+
+
+class PrefillLoad(NamedTuple):
+    """A prefill node at one moment. Tuples, because a plan makes one for each node."""
+
+    compute: Line
+    """Seconds for prompt tokens that are computed."""
+    move: Line
+    """Seconds for tokens that are read from a decode node."""
+    queue_s: float
+    """Until what is queued on it now is computed."""
+    queue_tokens: float
+    kept_share: float
+    """How much of a prompt that it computed its prefix cache still holds when the next turn comes."""
+    is_measured: bool
+    """Whether computing and reading were measured in this fleet lately, or the lines are those of a prior."""
+
+
+class DecodeLoad(NamedTuple):
+    """A decode node at one moment."""
+
+    deliver: Line
+    """Seconds from the leg's start to the first token, for tokens that it reads from the prefill node."""
+    compute: Line
+    """The same for tokens that it computes itself."""
+    legs: int
+    slowdown: float
+    """Factor on both at this load."""
+    kept_share: float
+
+
+IDLE_PREFILL: Final = PrefillLoad(PRIOR_COMPUTE, PRIOR_MOVE, 0.0, 0.0, 1.0, is_measured=False)
+IDLE_DECODE: Final = DecodeLoad(PRIOR_DELIVER, PRIOR_COMPUTE, 0, 1.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Loads:
+    """All nodes at one moment, by key. A node that is missing is idle and not measured."""
+
+    prefills: Mapping[str, PrefillLoad] = field(default_factory=dict)
+    decodes: Mapping[str, DecodeLoad] = field(default_factory=dict)
+    verify: Line = PRIOR_VERIFY
+    bytes_per_token: float = PRIOR_BYTES_PER_TOKEN
+
+    def prefill(self, node: Node) -> PrefillLoad:
+        known = self.prefills.get(node.key)
+        if known is not None:
+            return known
+        work_s = PRIOR_COMPUTE.at(PRIOR_LEG_TOKENS)
+        queued = node.in_flight
+        return IDLE_PREFILL._replace(queue_s=queued * work_s, queue_tokens=queued * PRIOR_LEG_TOKENS)
+
+    def decode(self, node: Node) -> DecodeLoad:
+        known = self.decodes.get(node.key)
+        return known if known is not None else IDLE_DECODE._replace(legs=node.in_flight)
+
+
+UNMEASURED: Final = Loads()
+
+
+class Clock(Protocol):
+    def __call__(self) -> float: ...
+
+
+@dataclass(slots=True)
+class PrefillLeg:
+    """One prefill leg, and what of its time was its own; see ``Load.prefilled``."""
+
+    key: str
+    sent_s: float
+    found_empty: bool
+    """Nothing else was queued on its node while it was open."""
+    head_s: float = 0.0
+    """When the leg before it ended."""
+    ended_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Open:
+    """Legs of ours on one node, and the most there were lately."""
+
+    legs: int = 0
+    peak: int = 0
+    peak_before: int = 0
+    window_s: float = 0.0
+
+    def add(self, by: int, now_s: float) -> None:
+        if now_s - self.window_s > PEAK_WINDOW_S:
+            late = now_s - self.window_s > 2 * PEAK_WINDOW_S
+            self.peak_before = self.legs if late else self.peak
+            self.peak, self.window_s = self.legs, now_s
+        self.legs += by
+        self.peak = max(self.peak, self.legs)
+
+    def foreign(self, node: Node) -> int:
+        """Requests on a node that are not ours, from what its last probe counted."""
+        counted = (node.engine.running or 0) + (node.engine.waiting or 0)
+        return max(counted - max(self.peak, self.peak_before), 0) if counted else 0
+
+
+@dataclass(slots=True)
+class _Prefill:
+    compute: Fit
+    move: Fit
+    open: _Open = field(default_factory=_Open)
+    tokens: float = 0.0
+    head_s: float = 0.0
+    """When the first leg of the queue began to be computed: as it came, or as the one before it ended."""
+    kept: Mean = field(default_factory=lambda: Mean(1.0))
+
+    def load(self, node: Node, mean_tokens: float, now_s: float, *, is_measured: bool) -> PrefillLoad:
+        line, legs = self.compute.line, self.open.legs
+        others = max(node.in_flight - legs, 0) + self.open.foreign(node)
+        tokens = self.tokens + others * mean_tokens
+        queue_s = 0.0
+        if legs or others:
+            head_s = line.fixed_s + line.token_s * tokens / (legs + others)
+            since_s = now_s - self.head_s if legs else 0.0
+            queue_s = (legs + others) * line.fixed_s + line.token_s * tokens - min(since_s, head_s)
+            # Who has been silent for far too long is expected to be so for as long again.
+            queue_s = max(queue_s, 0.0) + max(since_s - OVERDUE * head_s - OVERDUE_S, 0.0)
+        return PrefillLoad(line, self.move.line, queue_s, tokens, self.kept.value, is_measured)
+
+
+@dataclass(slots=True)
+class _Decode:
+    deliver: Fit
+    compute: Fit
+    open: _Open = field(default_factory=_Open)
+    slow: list[Mean] = field(default_factory=lambda: [Mean(1.0) for _ in range(LOAD_STEPS)])
+    kept: Mean = field(default_factory=lambda: Mean(1.0))
+
+    def load(self, node: Node) -> DecodeLoad:
+        legs = max(self.open.legs, node.in_flight) + self.open.foreign(node)
+        slowdown = self.slow[load_step(legs)].value
+        return DecodeLoad(self.deliver.line, self.compute.line, legs, slowdown, self.kept.value)
+
+    def first_byte(self, legs: int, tokens: int, seconds: float, now_s: float, *, fit: Fit) -> None:
+        step = load_step(legs)
+        if step:  # the lowest step is what the others are measured by
+            expected_s = max(fit.line.at(tokens), 1e-3)
+            self.slow[step].observe(min(max(seconds / expected_s, 0.5), 10.0), now_s)
+        fit.observe(tokens, seconds / self.slow[step].value, now_s)
+
+
+class Load:
+    """Learns from legs. One event loop only; bounded by the nodes that exist and ``MAX_MODELS``."""
+
+    def __init__(self) -> None:
+        self._compute, self._move = Fit(PRIOR_COMPUTE), Fit(PRIOR_MOVE, prior_weight=2.0)
+        self._deliver, self._stay = Fit(PRIOR_DELIVER), Fit(PRIOR_COMPUTE)
+        self._verify = Fit(PRIOR_VERIFY)
+        self._leg_tokens = Mean(PRIOR_LEG_TOKENS, prior_weight=1.0)
+        self._prefills: dict[str, _Prefill] = {}
+        self._decodes: dict[str, _Decode] = {}
+        self._bytes_per_token: OrderedDict[str, Mean] = OrderedDict()
+        self._refreshed_s = 0.0
+        self._is_new = False
+        self._turns = count()
+
+    def next_turn(self) -> int:
+        """Counts up."""
+        return next(self._turns)
+
+    def snapshot(self, nodes: Sequence[Node], model: str, now_s: float) -> Loads:
+        """``nodes`` are all that there are: what is known of others is forgotten, once they have no leg."""
+        prefills, decodes = {}, {}
+        if self._is_new or now_s - self._refreshed_s > REFRESH_S:
+            self._refresh(now_s)
+        mean_tokens = self._leg_tokens.value
+        is_measured = self._compute.weight >= MEASURED and self._move.weight >= MEASURED
+        for node in nodes:
+            key = node.key
+            if node.role is not Role.DECODE:
+                prefills[key] = self._prefill(key).load(node, mean_tokens, now_s, is_measured=is_measured)
+            if node.role is not Role.PREFILL:
+                decodes[key] = self._decode(key).load(node)
+        if len(self._prefills) > len(prefills) or len(self._decodes) > len(decodes):
+            self._forget(prefills, decodes)
+        ratio = self._bytes_per_token.get(model)
+        bytes_per_token = ratio.value if ratio is not None else PRIOR_BYTES_PER_TOKEN
+        return Loads(prefills, decodes, self._verify.line, bytes_per_token)
+
+    @contextmanager
+    def prefilling(self, key: str, tokens: float, now: Clock) -> Iterator[PrefillLeg]:
+        """Queue a prefill leg of about ``tokens`` tokens to compute, for as long as it is open."""
+        sent_s = now()
+        node = self._prefill(key)
+        if not node.open.legs:
+            node.head_s = sent_s
+        leg = PrefillLeg(key, sent_s, found_empty=not node.open.legs)
+        node.open.add(+1, sent_s)
+        node.tokens += tokens
+        try:
+            yield leg
+        finally:
+            now_s = now()
+            node.open.add(-1, now_s)
+            node.tokens = max(node.tokens - tokens, 0.0) if node.open.legs else 0.0
+            leg.head_s, leg.ended_s = node.head_s, now_s
+            leg.found_empty = leg.found_empty and node.head_s <= sent_s
+            node.head_s = now_s
+
+    def prefilled(self, leg: PrefillLeg, *, computed_tokens: int, moved_tokens: int) -> None:
+        """A leg that ended well computed so many tokens, and read so many from a decode node."""
+        node, computed, now_s = self._prefill(leg.key), max(computed_tokens, 1), leg.ended_s
+        self._leg_tokens.observe(computed, now_s)
+        if moved_tokens > 0:
+            if leg.found_empty:
+                moved_s = now_s - leg.sent_s - node.compute.line.at(computed)
+                for fit in (node.move, self._move):
+                    fit.observe(moved_tokens, max(moved_s, 0.0), now_s)
+                return
+            if leg.head_s < leg.sent_s + node.move.line.at(moved_tokens):
+                return  # whether it waited for its tokens or for others' cannot be told
+        service_s = now_s - max(leg.sent_s, leg.head_s)
+        for fit in (node.compute, self._compute):
+            fit.observe(computed, service_s, now_s)
+        # The first ones set the level of all that is not measured yet.
+        self._is_new = self._is_new or self._compute.weight < NEW
+
+    @contextmanager
+    def decoding(self, key: str, now: Clock) -> Iterator[int]:
+        """Count a decode leg for as long as it is open; how many there were before it."""
+        node = self._decode(key)
+        legs = node.open.legs
+        node.open.add(+1, now())
+        try:
+            yield legs
+        finally:
+            node.open.add(-1, now())
+
+    def delivered(self, key: str, *, tokens: int, seconds: float, legs: int, now_s: float) -> None:
+        """A first byte came ``seconds`` after its decode leg was sent; D had ``tokens`` to read from P."""
+        node = self._decode(key)
+        node.first_byte(legs, tokens, seconds, now_s, fit=node.deliver)
+        self._deliver.observe(tokens, seconds, now_s)
+
+    def stayed(self, key: str, *, computed_tokens: int, seconds: float, legs: int, now_s: float) -> None:
+        """A first byte came of a turn that D served alone."""
+        node = self._decode(key)
+        node.first_byte(legs, computed_tokens, seconds, now_s, fit=node.compute)
+        self._stay.observe(computed_tokens, seconds, now_s)
+
+    def verified(self, *, tokens: int, seconds: float, now_s: float) -> None:
+        """The router compared a prompt."""
+        self._verify.observe(tokens, seconds, now_s)
+
+    def kept(self, node: Node, *, expected_tokens: int, cached_tokens: int, now_s: float) -> None:
+        """A node was expected to have so much of a prompt in its own cache, and had so much."""
+        if expected_tokens > 0:
+            share = min(max(cached_tokens, 0) / expected_tokens, 1.0)
+            known = self._prefill if node.role is Role.PREFILL else self._decode
+            known(node.key).kept.observe(share, now_s)
+
+    def sized(self, model: str, *, prompt_bytes: int, prompt_tokens: int, now_s: float) -> None:
+        """A prompt of a known size came to so many tokens."""
+        if prompt_tokens < 1 or prompt_bytes < 1:
+            return
+        ratio = self._bytes_per_token.get(model)
+        if ratio is None:
+            ratio = self._bytes_per_token[model] = Mean(PRIOR_BYTES_PER_TOKEN, prior_weight=100.0)
+            if len(self._bytes_per_token) > MAX_MODELS:
+                self._bytes_per_token.popitem(last=False)
+        # By tokens, so that many short prompts (mostly template) do not outweigh the long ones.
+        ratio.observe(min(prompt_bytes / prompt_tokens, 100.0), now_s, weight=prompt_tokens)
+
+    def _refresh(self, now_s: float) -> None:
+        """Let what is old lose weight, and bring what is hardly measured into proportion with what is."""
+        self._refreshed_s, self._is_new = now_s, False
+        self._compute.refresh(PRIOR_COMPUTE, now_s)
+        scale = self._compute.line.at(PROPORTION_TOKENS) / PRIOR_COMPUTE.at(PROPORTION_TOKENS)
+        self._move.refresh(_scaled(PRIOR_MOVE, scale), now_s)
+        self._deliver.refresh(_scaled(PRIOR_DELIVER, scale), now_s)
+        self._stay.refresh(self._compute.line, now_s)
+        for prefill in self._prefills.values():
+            prefill.compute.refresh(self._compute.line, now_s)
+            prefill.move.refresh(self._move.line, now_s)
+        for decode in self._decodes.values():
+            decode.deliver.refresh(self._deliver.line, now_s)
+            decode.compute.refresh(self._stay.line, now_s)
+
+    def _prefill(self, key: str) -> _Prefill:
+        node = self._prefills.get(key)
+        if node is None:
+            node = _Prefill(Fit(self._compute.line), Fit(self._move.line, prior_weight=2.0))
+            self._prefills[key] = node
+        return node
+
+    def _decode(self, key: str) -> _Decode:
+        node = self._decodes.get(key)
+        if node is None:
+            node = self._decodes[key] = _Decode(Fit(self._deliver.line), Fit(self._stay.line))
+        return node
+
+    def _forget(self, prefills: Mapping[str, object], decodes: Mapping[str, object]) -> None:
+        for key in [k for k, node in self._prefills.items() if k not in prefills and not node.open.legs]:
+            del self._prefills[key]
+        for key in [k for k, node in self._decodes.items() if k not in decodes and not node.open.legs]:
+            del self._decodes[key]
+
+
+def _scaled(line: Line, by: float) -> Line:
+    return Line(line.fixed_s * by, line.token_s * by)

@@ -1,0 +1,62 @@
+"""All nodes at one moment: a value that decisions are made on. Pure."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from router.fleet.node import Node, Role, State
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The nodes at one moment, by key."""
+
+    by_key: Mapping[str, Node] = field(default_factory=lambda: MappingProxyType({}))
+
+    @classmethod
+    def of(cls, nodes: Iterable[Node]) -> "Pool":
+        return cls(MappingProxyType({node.key: node for node in nodes}))
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """All of them, in the order in which they were added."""
+        return tuple(self.by_key.values())
+
+    def get(self, key: str) -> Node | None:
+        return self.by_key.get(key)
+
+    def ready(self, role: Role, model: str = "") -> tuple[Node, ...]:
+        """Nodes that may get a turn for ``model``; a node whose models are not known serves any.
+
+        Nodes that said they are busy are left out while another can have the turn. Where none is ready, the
+        last resort are nodes whose probes are good and whose breaker is open: a request that fails on every
+        node may open all breakers, and is not to take the pool away from all others.
+        """
+        serving = [
+            node
+            for node in self.by_key.values()
+            if node.role is role
+            and node.serves
+            and (not model or not node.engine.models or model in node.engine.models)
+        ]
+        ready = [node for node in serving if node.state is State.READY]
+        return tuple([node for node in ready if node.busy_until_s is None] or ready or serving)
+
+    def readable(self, role: Role) -> tuple[Node, ...]:
+        """Nodes that what they hold may be read from, whether or not they may get new turns.
+
+        A node that drains, is busy or has an open breaker still has its KV, and answers its peers.
+        """
+        return tuple(
+            node
+            for node in self.by_key.values()
+            if node.role is role and (node.reachable or node.state is State.READY)
+        )
+
+    def with_node(self, node: Node) -> "Pool":
+        """The same pool with one node replaced, or added."""
+        return Pool(MappingProxyType({**self.by_key, node.key: node}))
+
+    def without(self, key: str) -> "Pool":
+        """The same pool without one node; the same if it has no such node."""
+        return Pool.of(node for node in self.by_key.values() if node.key != key)

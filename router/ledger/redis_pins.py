@@ -1,0 +1,185 @@
+"""What waits in the ledger in Redis, for release and for operators.
+
+Each slot has its own sums and queues, kept by the same scripts that put and take handles; a look at the whole
+asks all slots in one go. What one router takes, no other does.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from router.ledger.calls import Script
+from router.ledger.codec import NotAValue, decode_trace
+from router.ledger.redis_slots import Slots, branch_name, branch_place, read_handle, tag_of
+from router.ledger.store import Candidate, Finish, Handle, Line, Page, Pinned
+
+FINISH_CODES: Final = {Finish.OTHER: "-", Finish.TOOL_CALLS: "t", Finish.STOP: "s", Finish.LENGTH: "l"}
+MAX_OWNED: Final = 1_000
+"""Branches of one conversation that its end takes; far more than a client makes under one id."""
+_SPARE_LINES: Final = 16
+"""More than a page needs: branches that were used at the very same time stand side by side."""
+_TAKE: Final = Script.named("take")
+
+
+class RedisPins(Slots):
+    """See ``router.ledger.store.PinLedger``."""
+
+    async def pinned(self) -> Mapping[str, Pinned]:
+        slots = self._slots()
+        sums = await self._calls.pipeline(slots[0] + b"P", [("HGETALL", slot + b"P") for slot in slots])
+        tokens: dict[str, int] = {}
+        handles: dict[str, int] = {}
+        for told in sums:
+            for field, value in _pairs(told):
+                into = tokens if field[:1] == b"t" else handles
+                node = field[1:].decode()
+                into[node] = into.get(node, 0) + int(value)
+        # A server that is short of memory may drop sums, and those of what waits on begin at nothing.
+        return {
+            node: Pinned(max(tokens.get(node, 0), 0), count) for node, count in handles.items() if count > 0
+        }
+
+    async def oldest(self, decode: str, finish: Finish) -> Candidate | None:
+        queue = b"w" + f"{FINISH_CODES[finish]}{decode}".encode()
+        slots = self._slots()
+        commands: list[tuple[Any, ...]] = [("ZRANGE", slot + queue, 0, 0, "WITHSCORES") for slot in slots]
+        heads = await self._calls.pipeline(slots[0] + b"P", commands)
+        first = sorted(
+            (float(head[1]), slot, head[0])
+            for slot, told in zip(slots, heads, strict=True)
+            if (head := _flat(told))
+        )
+        now_s = self._now()
+        for since_s, slot, serial in first:
+            fields = ("v", "ht", "d")
+            (told,) = await self._calls.pipeline(slot + b"P", [("HMGET", slot + b"b" + serial, *fields)])
+            version, tokens, deadline_s = told
+            name = branch_name(slot, serial)
+            if version is None or deadline_s is None or not float(deadline_s) > now_s:
+                await self._release(slot, serial)  # late; it does not stand in the way again
+                continue
+            return Candidate(name, int(version), decode, finish, int(tokens), since_s, float(deadline_s))
+        return None
+
+    async def take(self, branch: str, version: int) -> Handle | None:
+        place = branch_place(branch)
+        if place is None:
+            return None
+        _, handle = await self._release(self._slot(place[0]), place[1], version=str(version))
+        return handle
+
+    async def end(self, owner: bytes) -> tuple[Handle, ...] | None:
+        if not owner:
+            return None
+        key = self._owner_key(owner)
+        (names,) = await self._calls.pipeline(key, [("SRANDMEMBER", key, MAX_OWNED)])
+        handles, known = [], False
+        for name in names:
+            place = branch_place(name.decode())
+            if place is None:
+                continue
+            theirs, handle = await self._release(self._slot(place[0]), place[1], owner=owner)
+            known = known or theirs
+            if handle is not None:
+                handles.append(handle)
+        await self._calls.pipeline(key, [("DEL", key)])
+        return tuple(handles) if known else None
+
+    async def conversations(self, *, cursor: str | None, limit: int) -> Page:
+        before_s, after = _read(cursor)
+        slots = self._slots()
+        least = f"({self._now() - self._trace_ttl_s!r}"
+        most = "+inf" if before_s is None else repr(before_s)
+        page = ("WITHSCORES", "LIMIT", 0, limit + _SPARE_LINES)
+        commands: list[tuple[Any, ...]] = [
+            ("ZREVRANGEBYSCORE", slot + b"B", most, least, *page) for slot in slots
+        ]
+        told = await self._calls.pipeline(slots[0] + b"B", commands)
+        used = sorted(
+            (
+                (float(score), branch_name(slot, serial))
+                for slot, one in zip(slots, told, strict=True)
+                for serial, score in _pairs(_flat(one))
+            ),
+            reverse=True,
+        )
+        rest = [one for one in used if before_s is None or one < (before_s, after)]
+        chosen = rest[:limit]
+        lines = await self._lines(chosen)
+        more = len(rest) > limit
+        return Page(lines, f"{chosen[-1][0]!r}/{chosen[-1][1]}" if more and chosen else None)
+
+    async def _lines(self, chosen: list[tuple[float, str]]) -> tuple[Line, ...]:
+        places = [(used_s, name, branch_place(name)) for used_s, name in chosen]
+        known = [(used_s, name, place) for used_s, name, place in places if place is not None]
+        if not known:
+            return ()
+        commands: list[tuple[Any, ...]] = [
+            ("HMGET", self._slot(tag) + b"b" + serial, "n", "t", "c", "ht", "d")
+            for _, _, (tag, serial) in known
+        ]
+        told = await self._calls.pipeline(commands[0][1], commands)
+        now_s, lines = self._now(), []
+        for (used_s, name, _), (turns, trace, conversation, tokens, deadline_s) in zip(
+            known, told, strict=True
+        ):
+            if turns is None:
+                continue
+            waits = deadline_s is not None and float(deadline_s) > now_s
+            try:
+                lines.append(
+                    Line(
+                        branch=name,
+                        conversation=conversation.decode(),
+                        turns=int(turns),
+                        trace=decode_trace(trace),
+                        pinned_tokens=int(tokens) if waits else 0,
+                        used_at_s=used_s,
+                        deadline_s=float(deadline_s) if waits else None,
+                    )
+                )
+            except NotAValue:
+                continue
+        return tuple(lines)
+
+    async def _release(
+        self, slot: bytes, serial: bytes, *, version: str = "", owner: bytes = b""
+    ) -> tuple[bool, Handle | None]:
+        """Take a branch's handle; whether the branch was the one that was meant."""
+        known, expired, raw = await self._calls.run(
+            _TAKE, (slot + b"b" + serial,), (slot, repr(self._now()), serial, version, owner)
+        )
+        self._expired_handles += expired
+        return bool(known), read_handle(raw)
+
+    async def _own(self, owner: bytes, branch: str) -> None:
+        """Remember whose a branch is. The branch itself says so, too: this only leads to it."""
+        key = self._owner_key(owner)
+        await self._calls.pipeline(key, [("SADD", key, branch), ("PEXPIRE", key, self._trace_ttl_ms)])
+
+    def _owner_key(self, owner: bytes) -> bytes:
+        return self._slot(tag_of(owner)) + b"o" + owner
+
+
+def _pairs(told: Any) -> list[tuple[Any, Any]]:
+    """Fields and values, in whichever form the client gives them."""
+    if isinstance(told, dict):
+        return list(told.items())
+    return list(zip(told[0::2], told[1::2], strict=True))
+
+
+def _flat(told: Any) -> list[Any]:
+    """Members and scores in a row, in whichever form the client gives them."""
+    return (
+        [part for one in told for part in one] if told and isinstance(told[0], tuple | list) else list(told)
+    )
+
+
+def _read(cursor: str | None) -> tuple[float | None, str]:
+    """When the branch that the page before ended with was used, and its id; None for the first page."""
+    at_s, _, name = (cursor or "").partition("/")
+    try:
+        if branch_place(name) is not None:
+            return float(at_s), name
+    except ValueError:
+        pass
+    return None, ""

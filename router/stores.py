@@ -1,0 +1,54 @@
+"""The ledger that the settings name, and the clock that goes with it."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from router.ledger.address import parse_address
+from router.ledger.clock import SharedClock
+from router.ledger.connection import Access
+from router.ledger.memory import MemoryLedger
+from router.ledger.redis import RedisLedger
+from router.ledger.store import Ledger, PinLedger
+from router.settings import MEMORY, Settings
+from router.telemetry.facts import Facts, StoreChanged
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """``now`` is the ledger's clock, in seconds: all times of a turn are taken by it."""
+
+    ledger: Ledger
+    now: Callable[[], float]
+    pins: PinLedger | None
+    """The ledger again, where it can tell what waits in it, and release."""
+
+
+def store_of(settings: Settings, facts: Facts) -> Store:
+    """Nothing is connected yet."""
+    if settings.store == MEMORY:
+        memory = MemoryLedger(
+            max_branches=settings.max_branches,
+            max_bytes=settings.max_ledger_bytes,
+            trace_ttl_s=settings.trace_ttl_s,
+            now=time.monotonic,
+        )
+        return Store(memory, time.monotonic, memory)
+    clock = SharedClock()
+    ledger = RedisLedger(
+        Access(
+            parse_address(settings.store),
+            connect_s=settings.store_connect_timeout_s,
+            answer_s=max(1.0, settings.store_timeout_s),
+            password_file=settings.store_password_file,
+            ca_file=settings.store_ca_file,
+        ),
+        now=clock,
+        agree=clock.agree,
+        on_state=lambda server, up, reason: facts.publish(StoreChanged(server, up, reason)),
+        prefix=settings.store_prefix,
+        turn_s=settings.store_timeout_s,
+        max_branches=settings.max_branches,
+        trace_ttl_s=settings.trace_ttl_s,
+    )
+    return Store(ledger, clock, ledger)
