@@ -12,6 +12,7 @@ from router.errors import (
     NoCapacity,
     NotFound,
     RequestError,
+    TooManyTurns,
     UnsupportedMedia,
     UpstreamBroken,
     UpstreamTimeout,
@@ -78,9 +79,9 @@ def test_an_unknown_exception_is_told_as_our_fault_without_its_text() -> None:
     assert json.loads(body)["error"]["code"] == "internal_error"
 
 
-def test_only_no_capacity_asks_to_come_again() -> None:
+def test_only_a_full_house_asks_to_come_again() -> None:
     asking = {kind for kind in ERROR_ROWS if "retry-after" in dict(error_headers(kind("x")))}
-    assert asking == {NoCapacity}
+    assert asking == {NoCapacity, TooManyTurns}
     assert dict(error_headers(NoCapacity("x")))["retry-after"] == "1"
 
 

@@ -107,7 +107,11 @@ def contestants(args: argparse.Namespace, folder: Path) -> Iterator[list[Contest
         for name, command, origin, path in (
             (
                 "boomerang",
-                [python, "-m", "router", "serve", *nodes, "--port", str(ports[2]), "--log-level", "warning", "--stay-max-tokens", "0"],
+                [
+                    *(python, "-m", "router", "serve", *nodes, "--port", str(ports[2])),
+                    *("--log-level", "warning"),
+                    *("--stay-max-tokens", "0"),  # both legs in every turn, as the others
+                ],
                 origins[2],
                 "/ready",
             ),
