@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import platform
 import statistics
 import subprocess
@@ -116,16 +117,16 @@ async def measure(name: str, origin: str, args: argparse.Namespace) -> Cost:
             seen += await asyncio.gather(*(stream(upstream, origin) for _ in range(args.streams)))
         streamed_s = time.process_time() - began_s
         began_s = time.process_time()
-        for _ in range(args.batches * 10):
+        for _ in range(args.whole_batches):
             await asyncio.gather(*(whole(upstream, origin) for _ in range(args.streams)))
         whole_s = time.process_time() - began_s
     finally:
         await upstream.close()
-    calls = args.batches * args.streams
+    calls, whole_calls = args.batches * args.streams, args.whole_batches * args.streams
     return Cost(
         name,
         streamed_us=1e6 * streamed_s / calls,
-        whole_us=1e6 * whole_s / (calls * 10),
+        whole_us=1e6 * whole_s / whole_calls if whole_calls else math.nan,
         first_byte_p50_ms=1e3 * statistics.median(first_s for first_s, _ in seen),
         chunks_per_call=sum(chunks for _, chunks in seen) / calls,
     )
@@ -171,6 +172,7 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=64)
     parser.add_argument("--every-s", type=float, default=0.01)
     parser.add_argument("--batches", type=int, default=5, help="of so many streams at once, in a round")
+    parser.add_argument("--whole-batches", type=int, default=50, help="of calls that are read whole")
     parser.add_argument("--clients", nargs="+", choices=CLIENTS, default=list(CLIENTS))
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()

@@ -38,6 +38,7 @@ from router.fleet.node import Node, State
 from router.http import probes
 from router.http.admin import NodeRoutes, admin_application
 from router.http.conversations import ConversationRoutes, EndRoute
+from router.http.explain import ExplainRoute
 from router.http.listener import listen, origin_of, serve_on
 from router.http.models import ModelsRoute
 from router.http.openai import PATHS, InferenceRoute, OpenTurns
@@ -193,6 +194,8 @@ class Router:
         routes = NodeRoutes(context.fleet, context.doubts, context.now).routes()
         if context.pins is not None:
             routes += ConversationRoutes(context.pins, context.now).routes()
+        settings = self.settings
+        routes += ExplainRoute(context, settings.identity_header, settings.max_body_bytes).routes()
         await serve_on(listener, admin_application(routes, self.settings.admin_secret))
 
     @contextlib.asynccontextmanager

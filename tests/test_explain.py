@@ -9,18 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
-from router import errors
 from router.cli import main
 from router.explain import text
 from router.http.admin import admin_application
-from router.http.identity import tenant_of
+from router.http.explain import ExplainRoute
 from router.http.listener import listen, serve_on
-from router.turn.explain import explain_asked
-from router.turn.members import InvalidRequest
 from tests.e2e.http_pool import HttpPool, http_pool, opening, second_turn
 
 TOKEN = "admin-token"
@@ -30,18 +24,9 @@ TOKEN = "admin-token"
 async def admin_of(pool: HttpPool, token: str | None = None) -> AsyncIterator[str]:
     """The explain route of a router's admin API, and its origin."""
 
-    async def explain(request: Request) -> Response:
-        def tenant(headers: Any) -> bytes | None:
-            return tenant_of(headers, "")
-
-        try:
-            told = await explain_asked(pool.router.context, await request.body(), tenant)
-        except InvalidRequest as error:
-            raise errors.BadRequest(str(error)) from None
-        return Response(json.dumps(told), media_type="application/json")
-
+    routes = ExplainRoute(pool.router.context, "", 1 << 20).routes()
     listener = listen("127.0.0.1", 0)
-    app = admin_application([Route("/admin/explain", explain, methods=["POST"])], lambda: token)
+    app = admin_application(routes, lambda: token)
     running = asyncio.create_task(serve_on(listener, app))
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -107,7 +107,7 @@ async def _node(pool: Fleet, key: str) -> dict[str, object]:
     nodes = told["nodes"]
     if not isinstance(nodes, list):
         raise TypeError("no list of nodes")
-    return next(node for node in nodes if node["key"] == key)
+    return next(node for node in nodes if node["node"] == key)
 
 
 async def _legs_on(pool: Fleet, key: str) -> int:

@@ -25,6 +25,7 @@ import random
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -159,6 +160,8 @@ class Result:
     p50_s: float
     p99_s: float
     released: int
+    cold: dict[str, int]
+    """Returning turns that reused nothing, by the router's reason."""
 
 
 @dataclass(slots=True)
@@ -237,6 +240,7 @@ async def _result(arm: str, number: int, pool: Fleet, seen: Sequence[TurnSeen], 
         p50_s=percentile(times, 0.5),
         p99_s=percentile(times, 0.99),
         released=int(released),
+        cold=dict(Counter(turn.reason for turn in again if not turn.reused_tokens)),
     )
 
 

@@ -125,7 +125,7 @@ class NodeRoutes:
         )
 
     async def add(self, request: Request) -> Response:
-        body = await _body(request)
+        body = await read_body(request)
         try:
             asked = msgspec.json.decode(body, type=NodeAsked)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -208,17 +208,17 @@ class NodeRoutes:
         )
 
 
-async def _body(request: Request) -> bytes:
-    """Raises UnsupportedMedia and BodyTooLarge."""
+async def read_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes:
+    """The JSON body of an admin request. Raises UnsupportedMedia and BodyTooLarge."""
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "application/json":
         raise errors.UnsupportedMedia("the request body has to be application/json")
-    body = b""
+    body = bytearray()
     async for piece in request.stream():
         body += piece
-        if len(body) > MAX_BODY_BYTES:
-            raise errors.BodyTooLarge(f"the request body is larger than {MAX_BODY_BYTES} bytes")
-    return body
+        if len(body) > max_bytes:
+            raise errors.BodyTooLarge(f"the request body is larger than {max_bytes} bytes")
+    return bytes(body)
 
 
 def _json(status: int, document: object) -> Response:

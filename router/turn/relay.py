@@ -28,7 +28,7 @@ from router.turn.record import Record
 from router.turn.refusal import Refused
 from router.turn.remember import Memory
 from router.turn.request import Request
-from router.turn.situate import look_up, may_serve, situate
+from router.turn.situate import learn_gap, look_up, may_serve, situate
 from router.turn.telling import answered, told
 from router.turn.weigh import choose
 
@@ -120,6 +120,7 @@ class _Turn:
 
     async def _run(self) -> None:
         known = await look_up(self.context, self.request, self.tenant)
+        learn_gap(self.context, known.found)
         custody = Custody(known.found, self.context.ledger, self.context.facts, self.context.releases)
         try:
             lineage = known.lineage if known.remembers else None

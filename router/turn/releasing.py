@@ -37,8 +37,8 @@ MAX_LEGS: Final = 8
 QUIET_LEGS: Final = 4
 """Legs of ours that a prefill node has at most to count as one without a queue."""
 PRESSING_S: Final = 5.0
-"""After that time a queue at every prefill node is no reason to wait: the leg costs one token, and a full
-decode node stops every turn."""
+"""After that time, or above the budget, a queue at every prefill node is no reason to wait: the leg costs one
+token, and a full decode node stops every turn."""
 REST_S: Final = 30.0
 """How long a pair that failed at it releases nothing."""
 CONFIRM_S: Final = 7.0
@@ -222,7 +222,7 @@ class Releasing:
             if self._legs >= MAX_LEGS or self._allowance < 1.0:
                 break
             holder = pool.get(due.handle.decode)
-            if now_s - due.since_s < RIDE_WAIT_S and not self._is_urgent(holder):
+            if now_s - due.since_s < RIDE_WAIT_S and not self._is_filling(holder, above=URGENT_FROM):
                 continue
             is_over = not due.handle.deadline_s > now_s
             if is_over or (holder is not None and restarted(due.handle, holder)):
@@ -232,7 +232,8 @@ class Releasing:
             if holder is None or not holder.reachable:
                 releases.last(due)
                 continue
-            prefill = self._prefill_for(holder, pressing=now_s - due.since_s > PRESSING_S, now_s=now_s)
+            pressing = now_s - due.since_s > PRESSING_S or self._is_filling(holder, above=1.0)
+            prefill = self._prefill_for(holder, pressing=pressing, now_s=now_s)
             if prefill is None:
                 continue
             releases.take(due)
@@ -241,12 +242,12 @@ class Releasing:
             taken.append((due, prefill))
         return taken
 
-    def _is_urgent(self, holder: Node | None) -> bool:
-        """Whether a decode node has no room left for handles."""
+    def _is_filling(self, holder: Node | None, *, above: float) -> bool:
+        """Whether handles pin more than that share of the budget of a decode node."""
         if holder is None:
             return False
         pinned_tokens, capacity = self._state_of(holder).tokens, capacity_tokens(holder.engine)
-        return excess_tokens(pinned_tokens, capacity, self.budget, above=URGENT_FROM) > 0
+        return excess_tokens(pinned_tokens, capacity, self.budget, above=above) > 0
 
     def _prefill_for(self, holder: Node, *, pressing: bool, now_s: float) -> Node | None:
         """The least busy prefill node that may release on ``holder``; None while all have better to do."""

@@ -38,15 +38,13 @@ async def look_up(context: Context, request: Request, tenant: bytes | None) -> K
         context.settings.take_share,
     )
     try:
-        found = await context.ledger.find(query)
-        _learn_gap(context, found)
-        return Known(lineage, found, "", remembers=True)
+        return Known(lineage, await context.ledger.find(query), "", remembers=True)
     except LedgerUnavailable as error:
         context.facts.publish(LedgerFailed("find", str(error)))
         return Known(lineage, None, Reason.LEDGER_DOWN, remembers=True)
 
 
-def _learn_gap(context: Context, found: Found | None) -> None:
+def learn_gap(context: Context, found: Found | None) -> None:
     """A conversation has gone on: how long it was silent tells what to expect of others."""
     if found is not None and found.relation is not Relation.FORK:
         now_s = context.now()

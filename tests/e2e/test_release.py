@@ -277,6 +277,18 @@ def test_a_busy_prefill_node_comes_first_to_turns(pool: Pool) -> None:
         assert pool.step() == 1, "a full decode node is worse than one token more"
 
 
+def test_above_the_budget_neither_a_queue_nor_a_ride_is_waited_for() -> None:
+    pool = Pool(small(), budget=0.1)
+    with pool.world:
+        for number in range(3):
+            pool.turn(question(number))
+        fleet = pool.world.context.fleet
+        key = next(node.key for node in fleet.snapshot.nodes if node.role == "prefill")
+        with fleet.leg(key), fleet.leg(key), fleet.leg(key), fleet.leg(key):
+            assert pool.step() > 0
+        assert pool.outcomes(Outcome.RELEASED)
+
+
 def test_what_a_restarted_node_held_is_not_released(pool: Pool) -> None:
     pool.turn(question(1), headers=(("x-session-final", "true"),))
     pool.world.pause(5.0)

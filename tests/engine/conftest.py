@@ -30,6 +30,7 @@ ORDER = (
     "test_expiry",
     "test_leaving",
     "test_release",
+    "test_ending",
     "test_wrong_handle",
     "test_restart",
     "test_whole_run",
