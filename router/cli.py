@@ -118,13 +118,13 @@ def _serve(args: argparse.Namespace) -> int:
     for warning in settings.warnings():
         print(f"boomerang: warning: {warning}", file=sys.stderr)
     if settings.workers == 1:
-        from router.app import serve
+        from router.serve import serve
 
         return serve(settings)
     from router.workers import metrics_folder
 
     with metrics_folder():  # before anything of prometheus-client is imported
-        from router.app import serve_workers
+        from router.serve import serve_workers
 
         return serve_workers(settings)
 

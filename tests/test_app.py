@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
-from router.app import EngineKey, Router, application, build, relay_settings, server_config
+from router.app import EngineKey, Router, application, build, relay_settings
 from router.engines.upstream import Call, NeverSent
 from router.fleet.node import State
 from router.http.openai import PATHS
 from router.ledger.store import LedgerStats, Put, Trace
+from router.serve import server_config
 from router.settings import Settings
 from router.sim.engine import SimEngine
 from router.sim.fabric import LocalFabric

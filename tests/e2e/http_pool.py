@@ -23,8 +23,9 @@ import uvicorn
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.app import Router, build, server_config
+from router.app import Router, build
 from router.fleet.node import State
+from router.serve import server_config
 from router.settings import Settings
 from router.sim.config import EngineConfig
 from router.sim.faults import Fault
