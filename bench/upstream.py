@@ -2,6 +2,8 @@
 
 A call is streamed (64 calls at once, 64 events each, one every 10 ms), or read whole as a prefill leg's is.
 The fake engine is a process of its own; what is counted is this process alone, its tasks and loop included.
+``bare`` is no client: a protocol that wakes its task for each read and looks at nothing. It shows what the
+loop and the kernel cost, the floor for any client.
 
     python -m bench.upstream --rounds 5
 """
@@ -18,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import Final, cast
 
 import httpx
 import uvloop
@@ -32,6 +34,7 @@ CLIENTS: Final[dict[str, Callable[[], Upstream]]] = {
     "aiohttp": AiohttpUpstream,
     "httptools": HttptoolsUpstream,
 }
+BARE: Final = "bare"
 _HEADERS: Final = (
     ("content-type", "application/json"),
     ("authorization", "Bearer sk-of-nobody"),
@@ -106,6 +109,57 @@ async def whole(upstream: Upstream, origin: str) -> None:
         raise RuntimeError("an answer was not as it should be")
 
 
+class Bare(asyncio.Protocol):
+    """One connection that knows how its answers end, and nothing else."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._last = b""
+        self._waiter: asyncio.Future[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+
+    def data_received(self, data: bytes) -> None:
+        self._last = data
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def ask(self, call: Call, end: bytes) -> tuple[float, int]:
+        """One call: seconds to the first bytes, and its reads."""
+        began_s, first_s, reads, self._last = time.perf_counter(), 0.0, 0, b""
+        head = f"{call.method} {call.path} HTTP/1.1\r\nhost: a\r\ncontent-length: {len(call.body)}\r\n\r\n"
+        self._transport.write(head.encode() + call.body)
+        while not self._last.endswith(end):
+            self._waiter = self._loop.create_future()
+            await self._waiter
+            if not reads:
+                first_s = time.perf_counter() - began_s
+            reads += 1
+        return first_s, reads
+
+    def close(self) -> None:
+        self._transport.abort()
+
+
+async def measure_bare(origin: str, args: argparse.Namespace) -> Cost:
+    """The floor, in one round."""
+    loop, seen = asyncio.get_running_loop(), list[tuple[float, int]]()
+    host, port = origin.removeprefix("http://").split(":")
+    bares = [(await loop.create_connection(Bare, host, int(port)))[1] for _ in range(args.streams)]
+    began_s = time.process_time()
+    for _ in range(args.batches):
+        seen += await asyncio.gather(*(bare.ask(STREAMED, b"0\r\n\r\n") for bare in bares))
+    streamed_s = time.process_time() - began_s
+    began_s = time.process_time()
+    for _ in range(args.whole_batches):
+        await asyncio.gather(*(bare.ask(WHOLE, b"}") for bare in bares))
+    whole_s = time.process_time() - began_s
+    for bare in bares:
+        bare.close()
+    return _cost(BARE, streamed_s, whole_s, seen, args)
+
+
 async def measure(name: str, origin: str, args: argparse.Namespace) -> Cost:
     """One client in one round, after a batch that opens its connections."""
     upstream = CLIENTS[name]()
@@ -122,6 +176,12 @@ async def measure(name: str, origin: str, args: argparse.Namespace) -> Cost:
         whole_s = time.process_time() - began_s
     finally:
         await upstream.close()
+    return _cost(name, streamed_s, whole_s, seen, args)
+
+
+def _cost(
+    name: str, streamed_s: float, whole_s: float, seen: Sequence[tuple[float, int]], args: argparse.Namespace
+) -> Cost:
     calls, whole_calls = args.batches * args.streams, args.whole_batches * args.streams
     return Cost(
         name,
@@ -138,7 +198,7 @@ async def play(origin: str, args: argparse.Namespace) -> list[Cost]:
     for number in range(args.rounds):
         order = list(args.clients) if number % 2 == 0 else list(reversed(args.clients))
         for name in order:
-            costs.append(await measure(name, origin, args))
+            costs.append(await (measure_bare(origin, args) if name == BARE else measure(name, origin, args)))
             print(costs[-1], file=sys.stderr)
     return costs
 
@@ -173,7 +233,7 @@ def main() -> None:
     parser.add_argument("--every-s", type=float, default=0.01)
     parser.add_argument("--batches", type=int, default=5, help="of so many streams at once, in a round")
     parser.add_argument("--whole-batches", type=int, default=50, help="of calls that are read whole")
-    parser.add_argument("--clients", nargs="+", choices=CLIENTS, default=list(CLIENTS))
+    parser.add_argument("--clients", nargs="+", choices=[*CLIENTS, BARE], default=[*CLIENTS, BARE])
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     with (

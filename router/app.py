@@ -25,6 +25,7 @@ from router import __version__
 from router.check.observed import Assumed
 from router.check.quick import quick
 from router.engines.aiohttp_upstream import AiohttpUpstream
+from router.engines.httptools_upstream import HttptoolsUpstream
 from router.engines.upstream import Upstream
 from router.fleet.admission import Admission, AdmissionLimits
 from router.fleet.discovery.reconcile import Reconciler
@@ -225,6 +226,11 @@ def _unknown(node: Node) -> bool:
     return node.state is State.STARTING and not node.reason
 
 
+def _client(settings: Settings) -> Upstream:
+    kinds = {"httptools": HttptoolsUpstream, "aiohttp": AiohttpUpstream}
+    return kinds[settings.engine_client](keepalive_s=settings.engine_keepalive_s)
+
+
 def build(settings: Settings, *, upstream: Upstream | None = None) -> Router:
     """A router for ``settings``. ``upstream`` replaces the HTTP client, for tests."""
     facts = Facts(on_error=lambda error: LOG.error("a subscriber of facts failed: %r", error))
@@ -240,7 +246,7 @@ def build(settings: Settings, *, upstream: Upstream | None = None) -> Router:
         )
     )
     context = Context(
-        upstream=upstream or AiohttpUpstream(keepalive_s=settings.engine_keepalive_s),
+        upstream=upstream or _client(settings),
         fleet=fleet_of(settings, facts=facts, key=key, now=store.now),
         ledger=store.ledger,
         facts=facts,

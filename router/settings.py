@@ -372,6 +372,9 @@ class Settings(BaseSettings):
     )
     idle_timeout_s: Seconds | None = Field(300.0, description="Longest gap within a streamed answer")
     decode_timeout_s: Seconds | None = Field(None, description="Limit on a decode leg that is not streamed")
+    engine_client: Literal["httptools", "aiohttp"] = Field(
+        "httptools", description="HTTP client towards engines: our own, or aiohttp should that one fail you"
+    )
     engine_keepalive_s: Seconds = Field(
         4.0, description="How long an idle connection to an engine is kept; below the engines' own 5 s"
     )

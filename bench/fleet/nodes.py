@@ -99,11 +99,14 @@ class Fleet:
                 found += len((await answer.json())["corruptions"])
         return found
 
-    def turns_logged(self) -> list[dict[str, Any]]:
-        """The router's own account of every turn that has ended."""
+    def logged(self) -> list[dict[str, Any]]:
+        """The router's own account, line by line."""
         lines = self.router.log.read_text(errors="replace").splitlines()
-        documents = (json.loads(line) for line in lines if line.startswith("{"))
-        return [found for found in documents if "first_byte_s" in found]
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+    def turns_logged(self) -> list[dict[str, Any]]:
+        """The router's own account of every turn that got a first byte."""
+        return [found for found in self.logged() if "first_byte_s" in found]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from router.check.findings import Finding, Verdict, worst
 from router.check.judge import judge
 from router.check.observed import Assumed
 from router.check.pool import Asked, look
-from router.engines.aiohttp_upstream import AiohttpUpstream
+from router.engines.httptools_upstream import HttptoolsUpstream
 from router.engines.upstream import Upstream
 from router.origin import parse_origin
 
@@ -87,7 +87,7 @@ async def check(
 
     ``upstream`` replaces the HTTP client, and is closed at the end; ``tell`` hears what is being done.
     """
-    client = upstream if upstream is not None else AiohttpUpstream()
+    client = upstream if upstream is not None else HttptoolsUpstream()
     try:
         seen = await look(client, asked, tell=tell)
     finally:

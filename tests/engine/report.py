@@ -176,9 +176,12 @@ def _cache(setup: Setup) -> str:
 _HEAD = """\
 # A run against real engines
 
-Written by `{command}`. One prefill node (P) and one decode node (D), vLLM {version} for the CPU, connected by
-NIXL, with a tiny random model; the router as its own process, with `--verify auto`. A block holds 128 tokens,
-D keeps a finished turn for {ttl} s. First a stock pair, then one with the plugin.
+Written by `{command}`.
+
+One prefill node (P) and one decode node (D), vLLM {version} for the CPU, connected by NIXL, with a tiny
+random model; the router as its own process, with `--verify auto --policy sticky --stay-max-tokens 0`, so
+that each turn has both legs, however short it is. A block holds 128 tokens, D keeps a finished turn for
+{ttl} s. First a stock pair, then one with the plugin.
 
 * *held and shared*: leading tokens of the prompt whose KV D held from the turn that this one builds on.
 * *reused tokens*: prompt tokens that P did not compute, as P reports them.

@@ -14,7 +14,7 @@ from tests.engine.pair import Setup
 from tests.engine.play import Checked, Player, Turn, check
 from tests.engine.report import CONVERSATIONS_VARIABLE, Run, grown
 
-CONVERSATIONS = int(os.environ.get(CONVERSATIONS_VARIABLE, "3"))
+CONVERSATIONS = int(os.environ.get(CONVERSATIONS_VARIABLE, "10"))
 AT_ONCE = 2
 QUESTIONS = (
     "Which line is the latest?",

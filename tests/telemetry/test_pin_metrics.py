@@ -1,8 +1,11 @@
 """What a scrape tells of pins."""
 
+import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from router.ledger.gaps import Gaps
+from router.telemetry.facts import UsageAfterRelease
+from router.telemetry.metrics import Metrics
 from router.telemetry.pin_metrics import PinCollector
 from router.turn.releasing import NodePins
 
@@ -30,3 +33,11 @@ def test_the_chance_to_go_on_by_finish_and_silence() -> None:
     assert kinds == {"tool_calls", "stop", "length", "other"}
     assert silences == {"0", "1", "10", "60", "300"}
     assert all(0.0 <= float(line.rsplit(" ", 1)[1]) <= 1.0 for line in lines)
+
+
+@pytest.mark.parametrize(("before", "after", "usage"), [(0.5, 0.2, "fell"), (0.5, 0.5, "did_not_fall")])
+def test_whether_a_nodes_own_usage_fell(before: float, after: float, usage: str) -> None:
+    registry = CollectorRegistry()
+    Metrics(registry)(UsageAfterRelease("d:1", 4_000, before, after))
+    text = generate_latest(registry).decode()
+    assert f'boomerang_release_checks_total{{node="d:1",usage="{usage}"}} 1.0' in text
