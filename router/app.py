@@ -227,8 +227,9 @@ def _unknown(node: Node) -> bool:
 
 
 def _client(settings: Settings) -> Upstream:
-    kinds = {"httptools": HttptoolsUpstream, "aiohttp": AiohttpUpstream}
-    return kinds[settings.engine_client](keepalive_s=settings.engine_keepalive_s)
+    if settings.engine_client == "aiohttp":
+        return AiohttpUpstream(keepalive_s=settings.engine_keepalive_s)
+    return HttptoolsUpstream(keepalive_s=settings.engine_keepalive_s)
 
 
 def build(settings: Settings, *, upstream: Upstream | None = None) -> Router:
