@@ -41,7 +41,8 @@ from router.http.openai import PATHS, InferenceRoute, OpenTurns
 from router.http.refusals import refuse
 from router.ledger.gaps import Gaps
 from router.ledger.store import LedgerStats, LedgerUnavailable
-from router.settings import MEMORY, Settings
+from router.setting_values import MEMORY
+from router.settings import Settings
 from router.sources import SETTINGS_SOURCE, fleet_of, settings_nodes, sources_of
 from router.stores import store_of
 from router.supervise import every, supervised

@@ -64,7 +64,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
-    from router.settings import CONFIG_VARIABLE, Settings, flag_name
+    from router.setting_sources import CONFIG_VARIABLE
+    from router.settings import Settings, flag_name
 
     parser.add_argument(
         "--config", metavar="FILE", help=f"YAML file with settings; {CONFIG_VARIABLE} names it, too"
@@ -107,7 +108,7 @@ def _metavar(name: str, field: "FieldInfo") -> str:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from router.settings import SettingsError, load
+    from router.setting_sources import SettingsError, load
 
     flags = {name: value for name, value in vars(args).items() if name != "config"}
     try:

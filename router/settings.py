@@ -1,76 +1,48 @@
-"""Every setting, declared once; the only reader of flags, environment and configuration file.
+"""Every setting, declared once.
 
 A setting's field below gives its default, its bounds and its help text. Its three spellings follow from
 the field's name: ``pull_timeout_s`` is the flag ``--pull-timeout-s``, the variable
 ``BOOMERANG_PULL_TIMEOUT_S`` and the key ``pull_timeout_s`` of the YAML file. A flag wins over the
 environment, that over the file, that over the default. ``Settings(...)`` itself reads nothing but its
-arguments; ``load`` reads all three sources.
+arguments; ``setting_sources.load`` reads all three.
 """
 
-import difflib
-import ipaddress
 import os
-import re
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Literal, Self, get_args
 
-import yaml
 from pydantic import (
     AfterValidator,
-    BeforeValidator,
     ByteSize,
     Field,
     FilePath,
     SecretStr,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
-from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
-    EnvSettingsSource,
-    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
 
-from router.engines.headers import is_token
 from router.ledger.address import parse_address
-from router.origin import at_port, parse_dns, parse_ranked_origin
+from router.origin import at_port
+from router.setting_values import (
+    MEMORY,
+    Bytes,
+    Origins,
+    Seconds,
+    header,
+    is_loopback,
+    key_in,
+    prefix,
+    readable,
+    store_address,
+)
 
 ENVIRONMENT_PREFIX = "BOOMERANG_"
-CONFIG_VARIABLE = "BOOMERANG_CONFIG"
-WORKERS_VARIABLE = "WEB_CONCURRENCY"
-MEMORY = "memory"
-NOT_SETTINGS = frozenset(
-    {
-        CONFIG_VARIABLE,
-        "BOOMERANG_ENGINE_HOME",
-        "BOOMERANG_ENGINE_PIP_ARGS",
-        "BOOMERANG_NIXL_VERSION",
-        "BOOMERANG_REDIS_SERVER",
-        "BOOMERANG_REPORT_DIR",
-        "BOOMERANG_TURNS",
-        "BOOMERANG_VLLM_VERSION",
-    }
-)
-"""Variables with our prefix that are read by scripts and tests of this repository."""
-
-# Kubernetes gives every container variables named after the Services of its namespace. A Service named
-# "boomerang" or "boomerang-…" makes them look like settings (kubernetes.io, "Discovering services").
-_SERVICE_LINK = re.compile(r".*_SERVICE_(HOST|PORT(_.+)?)|.*_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?")
-_SERVICE_LINK_VALUE = re.compile(r"(tcp|udp|sctp)://")
-
-
-_SECRET = frozenset({"engine_api_key_file", "store_password_file", "admin_token", "admin_token_file"})
-"""Whose value is never shown: secrets, and paths in whose place a secret may have been given."""
-
-
-class SettingsError(Exception):
-    """A wrong setting: one line that names it in all its spellings, and holds no secret."""
 
 
 def flag_name(name: str) -> str:
@@ -81,94 +53,9 @@ def variable_name(name: str) -> str:
     return ENVIRONMENT_PREFIX + name.upper()
 
 
-def _spelled(name: str) -> str:
+def spelled(name: str) -> str:
     """A setting's three names."""
     return f"{flag_name(name)} / {variable_name(name)} / {name}"
-
-
-def _split(value: object) -> object:
-    """A list as environment and flags write it: separated by commas. Flags may also repeat."""
-    parts = [value] if isinstance(value, str) else value
-    if not isinstance(parts, list | tuple):
-        return value
-    split = [piece.strip() for part in parts if isinstance(part, str) for piece in part.split(",")]
-    return [piece for piece in split if piece] + [part for part in parts if not isinstance(part, str)]
-
-
-def _no_duplicates(origins: tuple[str, ...]) -> tuple[str, ...]:
-    twice = sorted({origin for origin in origins if origins.count(origin) > 1})
-    if twice:
-        raise ValueError(f"{', '.join(twice)} is listed more than once")
-    return origins
-
-
-def _address(text: str) -> str:
-    """An address of nodes in its one spelling: ``ORIGIN``, ``ORIGIN@RANK`` or ``dns://NAME:PORT``."""
-    if text.lower().startswith("dns://"):
-        host, port = parse_dns(text)
-        return f"dns://{host}:{port}"
-    origin, rank = parse_ranked_origin(text)
-    return origin if rank is None else f"{origin}@{rank}"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can connect to an address to listen on."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _store(text: str) -> str:
-    if text != MEMORY:
-        try:
-            parse_address(text)
-        except ValueError as error:
-            raise ValueError(f"'memory' or an address of a Redis server: {error}") from None
-    return text
-
-
-def _prefix(text: str) -> str:
-    if re.fullmatch(r"[A-Za-z0-9._:-]{1,64}", text) is None:
-        raise ValueError("1 to 64 letters, digits and any of . _ : -")
-    return text
-
-
-def _header(text: str) -> str:
-    if text and not is_token(text):
-        raise ValueError("not a valid header name")
-    return text.lower()
-
-
-def _key_in(path: Path) -> str:
-    """Raises OSError and ValueError; no text of theirs holds what is in the file."""
-    try:
-        key = path.read_text(encoding="ascii").strip()
-    except UnicodeDecodeError:
-        raise ValueError("the file cannot be read: not plain text") from None
-    if not key or len(key.split()) > 1:
-        raise ValueError("the file has to hold one key and nothing else")
-    return key
-
-
-def _readable(path: Path) -> Path:
-    try:
-        _key_in(path)
-    except OSError as error:
-        raise ValueError(f"the file cannot be read: {error.strerror}") from None
-    return path
-
-
-Origins = Annotated[
-    tuple[Annotated[str, AfterValidator(_address)], ...],
-    NoDecode,
-    BeforeValidator(_split),
-    AfterValidator(_no_duplicates),
-]
-Seconds = Annotated[float, Field(gt=0, le=604_800, allow_inf_nan=False)]
-Bytes = Annotated[ByteSize, Field(gt=0, le=1 << 40)]
 
 
 class Settings(BaseSettings):
@@ -208,7 +95,7 @@ class Settings(BaseSettings):
         Path("/var/run/secrets/kubernetes.io/serviceaccount"),
         description="Folder with the token, ca.crt and namespace of the service account",
     )
-    engine_api_key_file: Annotated[Path, AfterValidator(_readable)] | None = Field(
+    engine_api_key_file: Annotated[Path, AfterValidator(readable)] | None = Field(
         None, description="File with the key sent to engines where the caller sends none"
     )
     rewrite_remote_host: bool = Field(
@@ -249,7 +136,7 @@ class Settings(BaseSettings):
     max_body_bytes: Bytes = Field(ByteSize(64 << 20), description="Largest request body taken")
     keepalive_s: Seconds = Field(75.0, description="How long an idle client connection is kept")
     drain_s: Seconds = Field(120.0, description="How long open turns may go on after a stop signal")
-    identity_header: Annotated[str, AfterValidator(_header)] = Field(
+    identity_header: Annotated[str, AfterValidator(header)] = Field(
         "",
         description="Header by which a trusted gateway names the tenant; empty: the caller's credential does",
     )
@@ -266,17 +153,17 @@ class Settings(BaseSettings):
     admin_token: SecretStr | None = Field(
         None, description="Token that the admin API wants; better in admin_token_file, where ps shows it not"
     )
-    admin_token_file: Annotated[Path, AfterValidator(_readable)] | None = Field(
+    admin_token_file: Annotated[Path, AfterValidator(readable)] | None = Field(
         None, description="File with that token, read anew for each request"
     )
 
     # Memory
-    store: Annotated[str, AfterValidator(_store)] = Field(
+    store: Annotated[str, AfterValidator(store_address)] = Field(
         MEMORY,
         description="Where branches, traces and handles wait between turns: memory, redis://HOST:PORT,"
         " rediss:// (TLS), redis+cluster:// or redis+sentinel://HOST:PORT/NAME",
     )
-    store_password_file: Annotated[Path, AfterValidator(_readable)] | None = Field(
+    store_password_file: Annotated[Path, AfterValidator(readable)] | None = Field(
         None,
         description="File with the store's password; the user stands in the address, as redis://USER@HOST",
     )
@@ -284,7 +171,7 @@ class Settings(BaseSettings):
         None,
         description="File with the certificates that the store's is checked against; the system's if empty",
     )
-    store_prefix: Annotated[str, AfterValidator(_prefix)] = Field(
+    store_prefix: Annotated[str, AfterValidator(prefix)] = Field(
         "boomerang",
         description="Begin of all keys in the store; routers of other pools need another one",
     )
@@ -428,9 +315,9 @@ class Settings(BaseSettings):
         }
         if self.nodes_file is None and not all(listed.values()):
             lacking = [role for role, found in listed.items() if not found]
-            told = [f"{_spelled(role)}: is required, or nodes_file, or kubernetes_{role}" for role in lacking]
+            told = [f"{spelled(role)}: is required, or nodes_file, or kubernetes_{role}" for role in lacking]
             # The first one's spellings are put before it by whoever tells of it.
-            raise ValueError("; ".join(told).replace(_spelled(lacking[0]), lacking[0], 1))
+            raise ValueError("; ".join(told).replace(spelled(lacking[0]), lacking[0], 1))
         if (self.kubernetes_prefill or self.kubernetes_decode) and not self.kubernetes_server:
             raise ValueError("kubernetes_api: is required outside of a pod")
         return self
@@ -452,7 +339,7 @@ class Settings(BaseSettings):
         Raises OSError where the file cannot be read, ValueError where it does not hold one token.
         """
         if self.admin_token_file is not None:
-            return _key_in(self.admin_token_file)
+            return key_in(self.admin_token_file)
         return None if self.admin_token is None else self.admin_token.get_secret_value()
 
     @property
@@ -491,7 +378,7 @@ class Settings(BaseSettings):
 
         Raises OSError where the file cannot be read, ValueError where it does not hold one key.
         """
-        return None if self.engine_api_key_file is None else _key_in(self.engine_api_key_file)
+        return None if self.engine_api_key_file is None else key_in(self.engine_api_key_file)
 
     def warnings(self) -> tuple[str, ...]:
         """What is allowed and likely wrong, one line each."""
@@ -521,93 +408,3 @@ class Settings(BaseSettings):
         if both:
             found.append(f"{', '.join(both)} is in both pools: right only for an engine with kv_role kv_both")
         return tuple(found)
-
-
-def load(flags: Mapping[str, object], *, config: str | None = None) -> Settings:
-    """The settings from flags, environment and file; raises SettingsError.
-
-    ``flags`` holds only what was given on the command line. ``config`` is the file's path; without it,
-    ``BOOMERANG_CONFIG`` names the file.
-    """
-    path = config or os.environ.get(CONFIG_VARIABLE)
-    merged = {**(_from_file(path) if path else {}), **_from_environment(), **flags}
-    # Platforms and servers of ASGI applications have this name for it; ours come first.
-    if os.environ.get(WORKERS_VARIABLE) and "workers" not in merged:
-        merged["workers"] = os.environ[WORKERS_VARIABLE]
-    try:
-        return Settings(**merged)
-    except ValidationError as error:
-        lines = (_line(detail, merged) for detail in error.errors(include_url=False, include_context=False))
-        raise SettingsError("; ".join(lines)) from None
-
-
-def _from_environment() -> dict[str, Any]:
-    known = {variable_name(name) for name in Settings.model_fields} | NOT_SETTINGS
-    for variable, value in os.environ.items():
-        name = variable.upper()
-        if not name.startswith(ENVIRONMENT_PREFIX) or name in known or _is_service_link(name, value):
-            continue
-        raise SettingsError(f"{variable}: there is no such setting{_did_you_mean(name, known)}")
-    found = EnvSettingsSource(Settings)()
-    return {
-        name: value for name, value in found.items() if not _is_service_link(variable_name(name), str(value))
-    }
-
-
-def _is_service_link(variable: str, value: str) -> bool:
-    if _SERVICE_LINK.fullmatch(variable):
-        return True
-    return variable.endswith("_PORT") and _SERVICE_LINK_VALUE.match(value) is not None
-
-
-def _from_file(path: str) -> dict[str, Any]:
-    spelled = f"--config / {CONFIG_VARIABLE}"
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingsError(f"{spelled}: {path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise SettingsError(f"{spelled}: {path} is not UTF-8 text") from None
-    except yaml.YAMLError as error:
-        # Not the error's own text: it quotes the line, and the line may hold a secret.
-        mark = getattr(error, "problem_mark", None)
-        where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
-        raise SettingsError(f"{spelled}: {path} is not valid YAML{where}") from None
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise SettingsError(f"{spelled}: {path} has to be a mapping of settings to values")
-    for key in content:
-        if key not in Settings.model_fields:
-            raise SettingsError(
-                f"{key} in {path}: there is no such setting{_did_you_mean(str(key), Settings.model_fields)}"
-            )
-    return content
-
-
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name.replace("-", "_"), list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
-
-
-def _line(detail: ErrorDetails, given: Mapping[str, object]) -> str:
-    """One validation error as one line: the setting's three spellings, what is wrong, and the value."""
-    message = detail["msg"].removeprefix("Value error, ")
-    if detail["loc"]:
-        name, shown = str(detail["loc"][0]), f" (got {_shown(detail['input'])})"
-    else:
-        # A check across settings names its setting itself; the whole of the settings is no value to show.
-        name, _, message = message.partition(": ")
-        shown = ""
-    spelled = _spelled(name)
-    if detail["type"] == "missing":
-        return f"{spelled}: is required"
-    # Not shown: what may hold a password or a token, and a key that was given in place of its file's path.
-    if name in _SECRET or set("@?#") & set(str(given.get(name))):
-        shown = ""
-    return f"{spelled}: {message}{shown}"
-
-
-def _shown(value: object) -> str:
-    text = " ".join((value if isinstance(value, str) else repr(value)).split()) or "nothing"
-    return text if len(text) <= 80 else text[:79] + "…"

@@ -10,7 +10,8 @@ from router.ledger.connection import Access
 from router.ledger.memory import MemoryLedger
 from router.ledger.redis import RedisLedger
 from router.ledger.store import Ledger, PinLedger
-from router.settings import MEMORY, Settings
+from router.setting_values import MEMORY
+from router.settings import Settings
 from router.telemetry.facts import Facts, StoreChanged
 
 

@@ -5,7 +5,8 @@ import os
 import hypothesis
 import pytest
 
-from router.settings import CONFIG_VARIABLE, WORKERS_VARIABLE, Settings, variable_name
+from router.setting_sources import CONFIG_VARIABLE, WORKERS_VARIABLE
+from router.settings import Settings, variable_name
 
 # A slow machine is no failure. In CI the same examples run every time; at a desk they vary.
 hypothesis.settings.register_profile("desk", deadline=None, print_blob=True)

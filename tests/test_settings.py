@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from router.settings import Settings, SettingsError, flag_name, load, variable_name
+from router.setting_sources import SettingsError, load
+from router.settings import Settings, flag_name, variable_name
 
 POOLS: dict[str, object] = {"prefill": ["http://p:8100"], "decode": ["http://d:8200"]}
 SECRET = "hunter2-sk-abcdef"

@@ -11,7 +11,8 @@ from router.ledger.clock import SharedClock
 from router.ledger.memory import MemoryLedger
 from router.ledger.redis import RedisLedger
 from router.ledger.store import LedgerStats
-from router.settings import Settings, SettingsError, load
+from router.setting_sources import SettingsError, load
+from router.settings import Settings
 from router.stores import store_of
 from router.telemetry.facts import Fact, Facts, StoreChanged
 from router.telemetry.metrics import Metrics
