@@ -326,6 +326,8 @@ class Settings(BaseSettings):
     def _admin_is_closed(self) -> Self:
         if self.admin_token is not None and self.admin_token_file is not None:
             raise ValueError("admin_token: is given twice, here and by admin_token_file")
+        if self.admin_token is not None and len(self.admin_token.get_secret_value().split()) != 1:
+            raise ValueError("admin_token: has to be one word")
         if self.admin_port is not None and self.workers > 1:
             raise ValueError("admin_port: is for one process; with workers it would speak for one of them")
         guarded = self.admin_token is not None or self.admin_token_file is not None

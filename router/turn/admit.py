@@ -26,7 +26,8 @@ async def admitted(
         if not woken.done():
             woken.set_result(None)
 
-    place = Place(tenant, lambda: _fits(admission, pools()), wake)
+    kind = (record.request.model, record.request.unsplit is None)
+    place = Place(tenant, kind, lambda: _free(admission, pools()), wake)
     started_s = context.now()
     try:
         if not admission.enter(place):
@@ -51,10 +52,25 @@ async def _wait(woken: "asyncio.Future[None]", limit_s: float) -> None:
 
 
 def with_room(admission: Admission, nodes: Sequence[Node]) -> Sequence[Node]:
-    """Those that may get one more turn; all, where others were faster since this one got in."""
-    return [node for node in nodes if admission.has_room(node.key, node.limit)] or nodes
+    """Those that may get one more turn; all, where nodes have changed since this one was admitted."""
+    return [node for node in nodes if admission.room(node.key, node.limit) != 0] or nodes
 
 
-def _fits(admission: Admission, pools: Sequence[Sequence[Node]]) -> bool:
-    """Whether there is room in each pool. One without nodes is for the plan to refuse, not to wait for."""
-    return all(not pool or any(admission.has_room(node.key, node.limit) for node in pool) for pool in pools)
+def _free(admission: Admission, pools: Sequence[Sequence[Node]]) -> int | None:
+    """How many more turns the pools could take; None: any number.
+
+    A pool without nodes is for the plan to refuse, not to wait for.
+    """
+    rooms = [_room(admission, pool) for pool in pools if pool]
+    limited = [room for room in rooms if room is not None]
+    return min(limited, default=None)
+
+
+def _room(admission: Admission, pool: Sequence[Node]) -> int | None:
+    total = 0
+    for node in pool:
+        room = admission.room(node.key, node.limit)
+        if room is None:
+            return None
+        total += room
+    return total

@@ -91,7 +91,10 @@ class DecodeLeg:
             self.context.fleet.leg(node.key, peer=self._read_from()) as leg,
             self.context.load.decoding(node.key, self.context.now) as self.record.decode_legs,
         ):
-            async with while_expected(leg), self.context.upstream.stream(node.origin, call) as answer:
+            async with (
+                while_expected(leg) as end_watch,
+                self.context.upstream.stream(node.origin, call) as answer,
+            ):
                 if answer.status != 200:
                     leg.answered(answer.status, answer.headers)
                     await self._refuse(answer)
@@ -101,11 +104,11 @@ class DecodeLeg:
                 is_split = self.plan.kind is not Kind.UNSPLIT
                 if encoding not in ("", "identity") and (streamed or is_split):
                     # Nothing private could be taken out of it, and nothing be added.
-                    raise DecodeFailed(f"an answer in {encoding!r} encoding, which was not asked for")
+                    raise self._nonsense(leg, f"an answer in {encoding!r} encoding, which was not asked for")
                 if streamed:
-                    await self._stream(answer, tap_settings, sent_at_s, leg)
+                    await self._stream(answer, tap_settings, sent_at_s, leg, end_watch)
                 else:
-                    await self._whole(answer, tap_settings, sent_at_s, leg)
+                    await self._whole(answer, tap_settings, sent_at_s, leg, end_watch)
 
     def _read_from(self) -> str:
         """The key of the prefill node that D reads from; empty where it reads from none."""
@@ -142,27 +145,40 @@ class DecodeLeg:
         raise DecodeFailed(f"status {whole.status}", whole)
 
     async def _whole(
-        self, answer: AnswerStream, settings: tap.TapSettings, sent_at_s: float, leg: Leg
+        self,
+        answer: AnswerStream,
+        settings: tap.TapSettings,
+        sent_at_s: float,
+        leg: Leg,
+        end_watch: Callable[[], None],
     ) -> None:
         waited_from_s = self.context.now()
         body = await answer.read()
+        end_watch()
         leg.answered(answer.status)
         try:
             lifted = tap.lift(body, settings)
         except ValueError as error:
             if self.plan.kind is not Kind.UNSPLIT:
-                raise DecodeFailed(f"an answer that is no JSON object: {error}") from None
+                raise self._nonsense(leg, f"an answer that is no JSON object: {error}") from None
             # An endpoint that we do not know may answer anything; without JSON there are no private fields.
             await self._pass(answer, body)
             return
         if lifted.answer.error is not None:
+            leg.failed("an error under status 200")
             raise DecodeFailed("an error under status 200", Answer(502, answer.headers, lifted.body))
         self._note(lifted.answer)
         if "error" in lifted.answer.finish_reasons:
-            raise DecodeFailed("finish reason error")
+            raise self._nonsense(leg, "finish reason error")
         if not lifted.answer.unreadable:
             await self._remember(Ended(lifted.answer, sent_at_s, waited_from_s))
         await self._pass(answer, lifted.body)
+
+    @staticmethod
+    def _nonsense(leg: Leg, why: str) -> DecodeFailed:
+        """A status of 200 is no sign of health where what comes with it is no answer."""
+        leg.failed(why)
+        return DecodeFailed(why)
 
     async def _pass(self, answer: AnswerStream, body: bytes) -> None:
         self.record.first_byte()
@@ -170,7 +186,12 @@ class DecodeLeg:
         await self.client.whole(200, self._headers(answer.headers, ()), body)
 
     async def _stream(
-        self, answer: AnswerStream, settings: tap.TapSettings, sent_at_s: float, leg: Leg
+        self,
+        answer: AnswerStream,
+        settings: tap.TapSettings,
+        sent_at_s: float,
+        leg: Leg,
+        end_watch: Callable[[], None],
     ) -> None:
         wire = tap.Tap(settings)
         # Engines send headers before they compute anything. The client gets them with the first byte, so that
@@ -179,8 +200,8 @@ class DecodeLeg:
         chunks = answer.chunks()
         chunk = await self._first(chunks, waited_from_s - sent_at_s)
         if chunk is None:
-            raise DecodeFailed("a stream without a single byte")
-        leg.when_given_up = None
+            raise self._nonsense(leg, "a stream without a single byte")
+        end_watch()
         self.record.status = 200
         await self.client.start(200, self._headers(answer.headers, _UNBUFFERED))
         leg.answered(answer.status)

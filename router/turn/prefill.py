@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from router.engines import nixl
 from router.engines.upstream import Answer, Call, NeverSent, UpstreamError
+from router.fleet.leg import Leg
 from router.fleet.load import PRIOR_LEG_TOKENS, PrefillLeg
 from router.fleet.node import Node
 from router.telemetry.facts import Outcome, PromptMismatch
@@ -112,28 +113,49 @@ async def prefill(
         context.doubts.unconfirmed(node.origin)
     try:
         queued = plan.estimate.compute_tokens if plan.estimate is not None else PRIOR_LEG_TOKENS
-        with (
-            context.fleet.leg(node.key, with_handle=reuse.tokens > 0) as leg,
-            context.load.prefilling(node.key, queued, context.now) as timing,
-            riding(context, reuse.along) as ride,
-        ):
-            async with while_expected(leg):
-                answer = await context.upstream.send(node.origin, call)
-            leg.answered(answer.status, answer.headers)
-            ride.answered(answer.status)
+        with context.fleet.leg(node.key, with_handle=reuse.carries_handle) as leg:
+            with (
+                context.load.prefilling(node.key, queued, context.now) as timing,
+                riding(context, reuse.along) as ride,
+            ):
+                async with while_expected(leg):
+                    answer = await context.upstream.send(node.origin, call)
+                leg.answered(answer.status, answer.headers)
+                ride.answered(answer.status)
+            return _judged(context, record, plan, reuse, leg, answer=answer, timing=timing, salt=salt)
     except NeverSent:
         if reuse.carries_handle:
             custody.returned()
         raise
     except UpstreamError as error:
         raise PrefillFailed(str(error), cause=error) from error
+
+
+def _judged(
+    context: Context,
+    record: Record,
+    plan: Plan,
+    reuse: Reuse,
+    leg: Leg,
+    *,
+    answer: Answer,
+    timing: PrefillLeg,
+    salt: str | None,
+) -> Prefilled:
+    """What P's answer comes to. Raises Refused, PrefillFailed and PromptDiffers."""
+    node = plan.prefill
+    assert node is not None  # noqa: S101 - the leg went to it
     if 400 <= answer.status < 500:
         raise Refused("prefill", node.key, answer)
     if answer.status != 200:
         raise PrefillFailed(f"status {answer.status}", answer=answer)
     if reuse.carries_handle:
         context.releases.prove(node.key, context.fleet.process(node.key))
-    prefilled = _read(context, request.model, node, plan, reuse, answer=answer, salt=salt)
+    try:
+        prefilled = _read(context, record.request.model, node, plan, reuse, answer=answer, salt=salt)
+    except PrefillFailed as failed:
+        leg.failed(str(failed))  # a status of 200 is no sign of health where no answer comes with it
+        raise
     return replace(prefilled, timing=timing)
 
 

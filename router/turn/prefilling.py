@@ -85,10 +85,15 @@ class Prefilling:
                 if not on_probation:
                     self._taint(plan.prefill)
             except Refused as error:
-                if not error.is_full or attempt >= MAX_NODES or not self._has_another(plan.prefill.key):
-                    raise
                 last = error
-                self._failed(str(error), "other_node", with_handle=reuse.carries_handle)
+                if reuse.carries_handle and not error.is_full:
+                    # The client never sent what P refuses, if that is the handle.
+                    self._failed(str(error), "cold_retry", with_handle=True)
+                    self.go_cold()
+                elif error.is_full and attempt < MAX_NODES and self._has_another(plan.prefill.key):
+                    self._failed(str(error), "other_node", with_handle=reuse.carries_handle)
+                else:
+                    raise
             except PrefillFailed as error:
                 last = error
                 self._after_failure(plan, reuse, error, attempt)

@@ -154,7 +154,7 @@ class _Turn:
                 plan, prefilled = await first.run()
             except _Unanswered as error:
                 # Asked once more on another pair, if there is one.
-                if is_last or not first.move_from(error.key, self.record.prefill):
+                if is_last or self.client.started or not first.move_from(error.key, self.record.prefill):
                     self._decode_failed(str(error), "fail")
                     raise error.error from error
                 self._decode_failed(str(error), "prefill_again")

@@ -120,6 +120,8 @@ class Releases:
             holder = pool.get(due.handle.decode)
             if holder is None or not holder.reachable or restarted(due.handle, holder):
                 continue
+            if due.handle.deadline_s <= self.now():
+                continue
             if pairs(prefill, holder) and (prefill.key, holder.key) not in cooling:
                 del self._queue[at]
                 return due

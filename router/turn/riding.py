@@ -24,8 +24,8 @@ class Ride:
 def riding(context: Context, due: Due | None) -> Iterator[Ride]:
     """Hold ``due``, if there is one, while the leg that carries it is open; then tell what became of it.
 
-    A leg that was never sent, or that P refused (4xx: nothing of it reached the scheduler), has told nobody
-    anything, and the handle waits for the next.
+    A leg that was never sent, or that P had no room for (429), has told nobody anything, and the handle waits
+    for the next. Any other refusal may be of what rode along, which is not to cost another turn its leg.
     """
     ride, releases = Ride(), context.releases
     try:
@@ -43,7 +43,7 @@ def riding(context: Context, due: Due | None) -> Iterator[Ride]:
     if ride.status == 200:
         releases.released(due)
         context.facts.publish(HandleFact(Outcome.RELEASED, due.handle.decode, due.handle.tokens, due.cause))
-    elif ride.status is not None and 400 <= ride.status < 500:
+    elif ride.status == 429:
         releases.back(due)
     else:
         _lost(context, due)

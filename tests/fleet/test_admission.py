@@ -18,13 +18,20 @@ class Turns:
         self.woken: list[Place] = []
 
     def place(self, tenant: str = "", *, fits: Callable[[], bool] = lambda: True) -> Place:
-        place = Place(tenant.encode(), fits, lambda: self.woken.append(place))
+        def free() -> int | None:
+            return None if fits() else 0
+
+        place = Place(tenant.encode(), fits, free, lambda: self.woken.append(place))
         return place
 
     def enter(self, tenant: str = "", *, fits: Callable[[], bool] = lambda: True) -> Place:
         place = self.place(tenant, fits=fits)
         self.admission.enter(place)
         return place
+
+
+def has_room(admission: Admission, key: str, limit: int | None) -> bool:
+    return admission.room(key, limit) != 0
 
 
 def turns_of(**limits: int) -> Turns:
@@ -104,15 +111,15 @@ def test_a_node_has_room_until_its_limit() -> None:
     admission = turns.admission
     one, two = turns.enter(), turns.enter()
     admission.move(one, {"p", "d"})
-    assert admission.has_room("d", None)
+    assert has_room(admission, "d", None)
     admission.move(two, {"p", "d"})
-    assert not admission.has_room("d", None)
-    assert admission.has_room("d", 3)
-    assert not admission.has_room("d", 1)
+    assert not has_room(admission, "d", None)
+    assert has_room(admission, "d", 3)
+    assert not has_room(admission, "d", 1)
     admission.move(one, {"d"})
-    assert admission.has_room("p", None)
+    assert has_room(admission, "p", None)
     admission.leave(one)
-    assert admission.has_room("d", None)
+    assert has_room(admission, "d", None)
 
 
 def test_room_on_a_node_wakes_who_waits_for_it() -> None:
@@ -120,7 +127,7 @@ def test_room_on_a_node_wakes_who_waits_for_it() -> None:
     admission = turns.admission
     running = turns.enter()
     admission.move(running, {"p", "d"})
-    waits_for_p = turns.enter(fits=lambda: admission.has_room("p", None))
+    waits_for_p = turns.enter(fits=lambda: has_room(admission, "p", None))
     assert not waits_for_p.admitted
     admission.move(running, {"d"})  # the prefill leg has ended
     assert turns.woken == [waits_for_p]
@@ -160,7 +167,7 @@ def test_limits_hold_and_nobody_waits_for_nothing(
         def take() -> None:
             admission.move(place, {node})
 
-        place = Place(tenant.encode(), lambda: admission.has_room(node, None), take)
+        place = Place(tenant.encode(), node, lambda: admission.room(node, None), take)
         if admission.enter(place) and not place.nodes:
             take()
         open_places.append((place, node))
@@ -180,5 +187,66 @@ def test_limits_hold_and_nobody_waits_for_nothing(
     while open_places:
         admission.leave(open_places.pop()[0])
     assert (admission.running, admission.waiting) == (0, 0)
-    assert admission.has_room("p", 1)
-    assert admission.has_room("q", 1)
+    assert has_room(admission, "p", 1)
+    assert has_room(admission, "q", 1)
+
+
+def test_turns_that_have_named_no_node_yet_count_against_all() -> None:
+    """A freed slot is one turn's, not that of all who wait: until it has planned, nobody else is let in."""
+    turns = turns_of(turns=100, node_turns=1)
+    admission = turns.admission
+
+    def enter() -> Place:
+        place = Place(b"", "model", lambda: admission.room("d", None), lambda: turns.woken.append(place))
+        admission.enter(place)
+        return place
+
+    first, *others = (enter() for _ in range(5))
+    assert [place.admitted for place in others] == [False] * 4
+    admission.move(first, {"d"})
+    assert turns.woken == []
+    admission.leave(first)
+    assert turns.woken == others[:1]
+    admission.move(others[0], {"d"})
+    assert turns.woken == others[:1]
+
+
+def test_a_look_that_is_asked_for_in_the_midst_of_one_comes_after_it() -> None:
+    """Asking for free nodes can change them, and whoever is told of that looks again."""
+    turns = turns_of(turns=1)
+    admission = turns.admission
+    nested = 0
+
+    def free() -> int | None:
+        nonlocal nested
+        nested += 1
+        if nested < 20:
+            admission.look()
+        return None
+
+    def enter() -> Place:
+        place = Place(b"", "model", free, lambda: turns.woken.append(place))
+        admission.enter(place)
+        return place
+
+    places = [enter() for _ in range(4)]
+    for place in places:
+        admission.leave(place)
+    assert (admission.running, admission.waiting) == (0, 0)
+    assert turns.woken == places[1:]
+
+
+def test_a_look_asks_once_for_each_kind() -> None:
+    turns = turns_of(turns=10)
+    asked = 0
+
+    def free() -> int | None:
+        nonlocal asked
+        asked += 1
+        return 0
+
+    for _ in range(100):
+        turns.admission.enter(Place(b"", "model", free, lambda: None))
+    asked = 0
+    turns.admission.look()
+    assert asked == 1

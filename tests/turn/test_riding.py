@@ -41,9 +41,9 @@ def test_it_arrived(stop: Stop) -> None:
     assert (len(stop.releases), stop.releases.pinned_tokens("d")) == (0, 0)
 
 
-def test_a_refusal_told_nobody(stop: Stop) -> None:
+def test_a_full_engine_told_nobody(stop: Stop) -> None:
     with riding(stop.context, stop.due) as ride:
-        ride.answered(400)
+        ride.answered(429)
     assert stop.heard == []
     assert next(stop.releases.waiting()) is stop.due
 
@@ -63,8 +63,8 @@ def test_what_may_have_arrived_is_left_alone(stop: Stop, error: BaseException) -
     assert (len(stop.releases), stop.releases.pinned_tokens("d")) == (0, 300)
 
 
-@pytest.mark.parametrize("status", [500, None])
-def test_a_server_error_is_no_arrival(stop: Stop, status: int | None) -> None:
+@pytest.mark.parametrize("status", [400, 413, 500, None])
+def test_an_error_is_no_arrival_and_not_offered_again(stop: Stop, status: int | None) -> None:
     with riding(stop.context, stop.due) as ride:
         if status is not None:
             ride.answered(status)
