@@ -34,12 +34,6 @@ def error_of(**flags: object) -> str:
         ("3", "2", 1, 3),
     ],
 )
-@pytest.mark.parametrize("token", ["", " ", "two words"])
-def test_an_admin_token_is_one_word(token: str) -> None:
-    with pytest.raises(SettingsError, match="admin_token: has to be one word"):
-        load({"prefill": "http://p:1", "decode": "http://d:1", "admin_port": "9", "admin_token": token})
-
-
 def test_flags_win_over_environment_over_file_over_default(
     flag: str | None,
     variable: str | None,
@@ -396,3 +390,9 @@ def test_the_admin_api_is_closed_or_on_loopback(tmp_path: Path) -> None:
     rotating = load({**POOLS, "admin_token_file": str(token)})
     token.write_text("rotated")
     assert rotating.admin_secret() == "rotated"
+
+
+@pytest.mark.parametrize("token", ["", " ", "two words"])
+def test_an_admin_token_is_one_word(token: str) -> None:
+    with pytest.raises(SettingsError, match="admin_token: has to be one word"):
+        load({"prefill": "http://p:1", "decode": "http://d:1", "admin_port": "9", "admin_token": token})
