@@ -15,6 +15,8 @@ counts for both, with the *peer* that it was seen with, and opens a breaker only
 peers, or with all there were: of a prefill node that no decode node can read from, the faults have one peer
 at each decode node, and many at the prefill node.
 
+A trial that takes longer than ``open_s`` holds up no other: the breaker is half open again meanwhile.
+
 Only the leg on trial decides between trying and its ways out. Legs from before the breaker opened, which may
 end much later, tell of another time.
 """
@@ -111,20 +113,28 @@ def _own(newest: tuple[tuple[float, bool, str], ...]) -> bool:
 
 
 def due(breaker: Breaker, now_s: float) -> Breaker:
-    """The breaker at a later time: open long enough, it is half open."""
-    if breaker.circuit is Circuit.OPEN and (breaker.open_until_s is None or now_s >= breaker.open_until_s):
+    """The breaker at a later time: half open once it was open, or a leg on trial, for long enough."""
+    waits = breaker.circuit in (Circuit.OPEN, Circuit.TRYING)
+    if waits and (breaker.open_until_s is None or now_s >= breaker.open_until_s):
         return replace(breaker, circuit=Circuit.HALF_OPEN, open_until_s=None)
     return breaker
 
 
-def tried(breaker: Breaker) -> Breaker:
-    """The breaker as a leg is sent: the first through a half open one is on trial."""
-    return replace(breaker, circuit=Circuit.TRYING) if breaker.circuit is Circuit.HALF_OPEN else breaker
+def tried(breaker: Breaker, now_s: float, rules: Rules) -> Breaker:
+    """The breaker as a leg is sent: the first through a half open one is on trial.
+
+    A trial can be an answer of minutes, or one that never comes: after ``open_s`` another leg gets one.
+    """
+    if breaker.circuit is not Circuit.HALF_OPEN:
+        return breaker
+    return replace(breaker, circuit=Circuit.TRYING, open_until_s=now_s + rules.open_s)
 
 
 def untried(breaker: Breaker) -> Breaker:
     """The breaker after a leg on trial that told nothing: its client left, or the node was busy."""
-    return replace(breaker, circuit=Circuit.HALF_OPEN) if breaker.circuit is Circuit.TRYING else breaker
+    if breaker.circuit is not Circuit.TRYING:
+        return breaker
+    return replace(breaker, circuit=Circuit.HALF_OPEN, open_until_s=None)
 
 
 def _opened(breaker: Breaker, now_s: float, rules: Rules, why: str) -> Breaker:

@@ -155,7 +155,7 @@ class Fleet:
         known = self._known.get(key)
         if known is None or self.snapshot.get(key) is None or known.breaker.circuit is not Circuit.HALF_OPEN:
             return False
-        self._turn(key, tried(known.breaker))
+        self._turn(key, tried(known.breaker, self._now(), self._rules))
         return True
 
     def _turn(self, key: str, breaker: Breaker) -> None:

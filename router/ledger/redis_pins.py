@@ -5,12 +5,13 @@ asks all slots in one go. What one router takes, no other does.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from router.ledger.calls import Script
 from router.ledger.codec import NotAValue, decode_trace
 from router.ledger.redis_slots import Slots, branch_name, branch_place, read_handle, tag_of
-from router.ledger.store import Candidate, Finish, Handle, Line, Page, Pinned
+from router.ledger.store import Candidate, Finish, Handle, LedgerUnavailable, Line, Page, Pinned
 
 FINISH_CODES: Final = {Finish.OTHER: "-", Finish.TOOL_CALLS: "t", Finish.STOP: "s", Finish.LENGTH: "l"}
 MAX_OWNED: Final = 1_000
@@ -54,7 +55,11 @@ class RedisPins(Slots):
             (told,) = await self._calls.pipeline(slot + b"P", [("HMGET", slot + b"b" + serial, *fields)])
             version, tokens, deadline_s = told
             name = branch_name(slot, serial)
-            if version is None or deadline_s is None or not float(deadline_s) > now_s:
+            if version is None:
+                # The server has dropped the branch by itself; what is behind it in the queue still waits.
+                await self._calls.pipeline(slot + b"P", [("ZREM", slot + queue, serial)])
+                continue
+            if deadline_s is None or not float(deadline_s) > now_s:
                 await self._release(slot, serial)  # late; it does not stand in the way again
                 continue
             return Candidate(name, int(version), decode, finish, int(tokens), since_s, float(deadline_s))
@@ -71,17 +76,23 @@ class RedisPins(Slots):
         if not owner:
             return None
         key = self._owner_key(owner)
-        (names,) = await self._calls.pipeline(key, [("SRANDMEMBER", key, MAX_OWNED)])
-        handles, known = [], False
-        for name in names:
-            place = branch_place(name.decode())
-            if place is None:
-                continue
-            theirs, handle = await self._release(self._slot(place[0]), place[1], owner=owner)
-            known = known or theirs
-            if handle is not None:
-                handles.append(handle)
-        await self._calls.pipeline(key, [("DEL", key)])
+        asked_s, handles, known = self._now(), [], False
+        (names,) = await self._calls.pipeline(key, [("ZREVRANGE", key, 0, MAX_OWNED - 1)])
+        try:
+            for name in names:
+                place = branch_place(name.decode())
+                if place is None:
+                    continue
+                theirs, handle = await self._release(self._slot(place[0]), place[1], owner=owner)
+                known = known or theirs
+                if handle is not None:
+                    handles.append(handle)
+            # A turn that was put meanwhile is a new beginning under the same name.
+            await self._calls.pipeline(key, [("ZREMRANGEBYSCORE", key, "-inf", f"({asked_s!r}")])
+        except LedgerUnavailable:
+            # What was taken so far is nobody's any more, and has to be released; the rest can be ended again.
+            if not handles:
+                raise
         return tuple(handles) if known else None
 
     async def conversations(self, *, cursor: str | None, limit: int) -> Page:
@@ -152,9 +163,21 @@ class RedisPins(Slots):
         return bool(known), read_handle(raw)
 
     async def _own(self, owner: bytes, branch: str) -> None:
-        """Remember whose a branch is. The branch itself says so, too: this only leads to it."""
-        key = self._owner_key(owner)
-        await self._calls.pipeline(key, [("SADD", key, branch), ("PEXPIRE", key, self._trace_ttl_ms)])
+        """Remember whose a branch is: the newest ``MAX_OWNED`` of those that may still be there.
+
+        The branch itself says so, too, and this only leads to it: without an answer the turn goes on.
+        """
+        key, now_s = self._owner_key(owner), self._now()
+        with suppress(LedgerUnavailable):
+            await self._calls.pipeline(
+                key,
+                [
+                    ("ZADD", key, repr(now_s), branch),
+                    ("ZREMRANGEBYSCORE", key, "-inf", f"({now_s - self._trace_ttl_s!r}"),
+                    ("ZREMRANGEBYRANK", key, 0, -MAX_OWNED - 1),
+                    ("PEXPIRE", key, self._trace_ttl_ms),
+                ],
+            )
 
     def _owner_key(self, owner: bytes) -> bytes:
         return self._slot(tag_of(owner)) + b"o" + owner

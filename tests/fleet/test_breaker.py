@@ -51,9 +51,9 @@ def test_half_open_lets_one_leg_through_and_it_decides() -> None:
     assert due(opened, 109.9) == opened
     half = due(opened, 110.0)
     assert half.circuit is Circuit.HALF_OPEN
-    trying = tried(half)
+    trying = tried(half, 110.0, RULES)
     assert trying.circuit is Circuit.TRYING
-    assert tried(trying) == trying
+    assert tried(trying, 110.5, RULES) == trying
 
     closed = judged(trying, OK, 111.0, RULES, on_trial=True)
     assert (closed.circuit, closed.why, closed.in_a_row, closed.newest) == (Circuit.CLOSED, "", 0, ())
@@ -78,14 +78,14 @@ def test_it_is_bounded_and_always_comes_back(legs: list[tuple[Verdict, float, bo
         now_s += passed_s
         breaker = due(breaker, now_s)
         on_trial = sent and breaker.circuit is Circuit.HALF_OPEN
-        breaker = tried(breaker) if on_trial else breaker
+        breaker = tried(breaker, now_s, RULES) if on_trial else breaker
         breaker = judged(breaker, verdict, now_s, RULES, on_trial=on_trial)
         assert breaker.circuit is not Circuit.TRYING
         assert len(breaker.newest) <= WINDOW_LEGS
         assert (breaker.open_until_s is not None) is (breaker.circuit is Circuit.OPEN)
     half = due(breaker, now_s + RULES.open_s)
     assert half.circuit in (Circuit.CLOSED, Circuit.HALF_OPEN)
-    assert judged(tried(half), OK, now_s, RULES, on_trial=True).circuit is Circuit.CLOSED
+    assert judged(tried(half, now_s, RULES), OK, now_s, RULES, on_trial=True).circuit is Circuit.CLOSED
 
 
 def with_peers(legs: list[tuple[Verdict, str]]) -> Breaker:
@@ -114,3 +114,14 @@ def with_peers(legs: list[tuple[Verdict, str]]) -> Breaker:
 )
 def test_faults_that_a_peer_may_be_to_blame_for(legs: list[tuple[Verdict, str]], opens: bool) -> None:
     assert (with_peers(legs).circuit is Circuit.OPEN) is opens
+
+
+def test_a_trial_that_takes_long_holds_up_no_other() -> None:
+    breaker = Breaker(Circuit.HALF_OPEN, "why")
+    trying = tried(breaker, 100.0, RULES)
+    assert due(trying, 100.0 + RULES.open_s - 0.1).circuit is Circuit.TRYING
+    again = due(trying, 100.0 + RULES.open_s)
+    assert again.circuit is Circuit.HALF_OPEN
+    late = judged(again, OK, 200.0, RULES, on_trial=True)
+    assert late.circuit is Circuit.CLOSED
+    assert judged(again, FAULT, 200.0, RULES, on_trial=True).circuit is Circuit.OPEN

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from router.ledger.redis import MAX_HANDLE_BYTES, RedisLedger
-from router.ledger.redis_slots import SLOT_TAGS
+from router.ledger.redis_slots import SLOT_TAGS, branch_place
 from router.ledger.store import Absence, Finish, Put, Relation
 from tests.ledger import servers
 from tests.ledger.play import Clock, Play, asking, handle_of
@@ -311,3 +311,37 @@ async def test_two_ledgers_race_for_single_handles(own: Server) -> None:
             await one.put(put_of(play, f"m{at}", own_depth=1))
             won = await asyncio.gather(*(winners(ledger, at) for ledger in (one, two) * 2))
             assert won.count(True) == 1
+
+
+async def test_an_owner_keeps_the_newest_of_many_branches(
+    own: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.ledger.redis_pins.MAX_OWNED", 3)
+    async with redis_ledger(own.url) as ledger:
+        play = Play(ledger, Clock(time.time()))
+        for turn in range(6):
+            await ledger.put(replace(put_of(play, f"m{turn}", own_depth=1), owner=b"one"))
+        ended = await ledger.end(b"one")
+        assert ended is not None
+        assert len(ended) == 3
+        newest = await ledger.find(asking("m5", "a", "m"))
+        assert newest is not None
+        assert newest.handle is None
+        assert await ledger.end(b"one") is None
+
+
+async def test_a_branch_that_the_server_dropped_stands_in_nobodys_way(own: Server) -> None:
+    async with redis_ledger(own.url) as ledger:
+        play = Play(ledger, Clock(time.time()))
+        branches = {await ledger.put(put_of(play, "same", f"m{n}", own_depth=1)) for n in range(2)}
+        node = handle_of(1, 0).decode
+        head = await ledger.oldest(node, Finish.OTHER)
+        assert head is not None
+        place = branch_place(head.branch)
+        assert place is not None
+        key = ledger._slot(place[0]) + b"b" + place[1]
+        await ledger._calls.pipeline(key, [("DEL", key)])
+        await ledger.oldest(node, Finish.OTHER)
+        left = await ledger.oldest(node, Finish.OTHER)
+        assert left is not None
+        assert {head.branch, left.branch} == branches
