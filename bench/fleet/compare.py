@@ -18,6 +18,7 @@ from typing import Final
 
 from bench.fleet.agents import Load, TurnSeen
 from bench.fleet.nodes import Fleet, Shape, fleet
+from router.bench.figures import percentile, spread
 
 POLICIES: Final = ("planned", "round_robin", "sticky")
 
@@ -37,12 +38,6 @@ class Result:
     load: float
     estimate_error: float | None
     """Median of |estimate - measured| / measured, of the turns that were estimated."""
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The value that ``share`` of them do not exceed."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 async def measure(policy: str, number: int, shape: Shape, rate: float, duration_s: float) -> Result:
@@ -95,7 +90,7 @@ def table(results: Sequence[Result]) -> str:
         lines.append(
             f"| {policy} | {sum(r.turns for r in own)} | {sum(r.errors for r in own)} "
             f"| {sum(r.corruptions for r in own)} | {statistics.median(r.reused_share for r in own):.0%} "
-            f"| {_spread([r.p50_s for r in own])} | {_spread([r.p99_s for r in own])} "
+            f"| {spread([r.p50_s for r in own])} | {spread([r.p99_s for r in own])} "
             f"| {statistics.median(r.load for r in own):.0%} "
             f"| {f'{statistics.median(offs):.0%}' if offs else '–'} |"
         )
@@ -114,12 +109,8 @@ def ratios(results: Sequence[Result], base: str = "planned") -> str:
                 for other in results
                 if other.policy == policy and other.round == own.round
             ]
-            lines.append(f"{policy} / {base}, TTFT {name[:-2]}: {_spread(values)}")
+            lines.append(f"{policy} / {base}, TTFT {name[:-2]}: {spread(values)}")
     return "\n".join(lines)
-
-
-def _spread(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):.2f} ({min(values):.2f}–{max(values):.2f})"
 
 
 async def run(arguments: argparse.Namespace) -> list[Result]:

@@ -24,8 +24,8 @@ from typing import Final
 import aiohttp
 
 from bench.fleet.agents import HUNG_S, Load, TurnSeen
-from bench.fleet.compare import percentile
 from bench.fleet.nodes import Fleet, Program, Shape, fleet
+from router.bench.figures import percentile
 from router.demo.processes import free_port
 
 KILL_EVERY_S: Final = 20.0

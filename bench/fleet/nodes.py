@@ -5,7 +5,6 @@ import contextlib
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -14,13 +13,9 @@ from typing import Any
 
 import aiohttp
 
-from router.demo.processes import free_port
+from router.demo.processes import BOOMERANG, NotStarted, free_port
 
 START_TIMEOUT_S = 90.0
-
-
-class NotStarted(Exception):
-    """A process ended early, or did not get ready. Its text holds the end of its log."""
 
 
 @dataclass(slots=True)
@@ -39,7 +34,7 @@ class Program:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "router", *self.arguments, "--port", str(self.port)]
+        command = [*BOOMERANG, *self.arguments, "--port", str(self.port)]
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
 

@@ -16,7 +16,8 @@ from random import Random
 import aiohttp
 
 from bench.ledger.pool import corruptions, metric, pool
-from bench.ledger.talk import Talk, percentile, reuse
+from bench.ledger.talk import Talk, reuse
+from router.bench.figures import percentile
 from tests.ledger import servers
 
 TOLERANCE = 0.02

@@ -18,7 +18,8 @@ from itertools import pairwise
 import aiohttp
 
 from bench.ledger.pool import corruptions, pool
-from bench.ledger.talk import Seen, Talk, percentile, reuse
+from bench.ledger.talk import Seen, Talk, reuse
+from router.bench.figures import percentile
 from router.ledger.address import parse_address
 from router.ledger.breaker import OPENS_AFTER
 from router.ledger.connection import Access

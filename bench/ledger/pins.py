@@ -35,8 +35,8 @@ import aiohttp
 import msgspec
 
 from bench.fleet.agents import MODEL, _Reading
-from bench.fleet.compare import percentile
 from bench.fleet.nodes import Fleet, Shape, fleet
+from router.bench.figures import percentile, spread
 from router.demo.agent import text_of
 from router.sim.model import TAINT
 
@@ -259,9 +259,9 @@ def table(results: Sequence[Result], compress: float) -> str:
             f"| {arm} | {sum(r.turns for r in own)} | {sum(r.returning for r in own)} "
             f"| {sum(r.errors for r in own)} | {sum(r.corruptions for r in own)} "
             f"| {max(r.pinned_max for r in own):.0%} | {statistics.mean(r.pinned_mean for r in own):.0%} "
-            f"| {max(r.waiting_max for r in own)} | {_spread([100 * r.reused_share for r in own])} % "
-            f"| {sum(r.released for r in own)} | {_spread([compress * r.p50_s for r in own])} "
-            f"| {_spread([compress * r.p99_s for r in own])} |"
+            f"| {max(r.waiting_max for r in own)} | {spread([100 * r.reused_share for r in own])} % "
+            f"| {sum(r.released for r in own)} | {spread([compress * r.p50_s for r in own])} "
+            f"| {spread([compress * r.p99_s for r in own])} |"
         )
     return "\n".join(lines)
 
@@ -275,15 +275,11 @@ def verdict(results: Sequence[Result]) -> str:
     pinned = max(by["release", n].pinned_max for n in rounds)
     lines = [
         f"pinned share with release, most: {pinned:.1%} (budget {BUDGET:.0%})",
-        f"reuse of returning turns, release / ample: {_spread([100 * share for share in kept])} %",
-        f"TTFT p99, none / release: {_spread(faster)}",
+        f"reuse of returning turns, release / ample: {spread([100 * share for share in kept])} %",
+        f"TTFT p99, none / release: {spread(faster)}",
         "holds" if pinned <= BUDGET and min(kept) >= 0.95 and min(faster) >= 2 else "DOES NOT HOLD",
     ]
     return "\n".join(lines)
-
-
-def _spread(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):.2f} ({min(values):.2f}–{max(values):.2f})"
 
 
 async def run(arguments: argparse.Namespace) -> list[Result]:

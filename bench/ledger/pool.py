@@ -10,7 +10,7 @@ from pathlib import Path
 
 import aiohttp
 
-from router.demo.processes import free_port, process, wait_ready
+from router.demo.processes import BOOMERANG, free_port, process, wait_ready
 
 ENGINE = ("sim", "--profile", "instant", "--version", "0.33.0", "--num-blocks", "262144", "--no-prefix-cache")
 """Without prefix caches: what is reused was brought back by a handle."""
@@ -38,7 +38,7 @@ async def pool(
         def start(name: str, arguments: Sequence[str], path: str) -> str:
             port = free_port()
             log = Path(folder) / f"{name}.log"
-            one = running.enter_context(process([*arguments, "--port", str(port)], log))
+            one = running.enter_context(process([*BOOMERANG, *arguments, "--port", str(port)], log))
             waiting.append((name, one, log, f"http://127.0.0.1:{port}{path}"))
             return f"http://127.0.0.1:{port}"
 

@@ -89,9 +89,3 @@ def reuse(seen: Sequence[Seen]) -> float:
     """The share of prompt tokens that no engine computed again, of all turns but the first ones."""
     later = [one for one in seen if one.turn]
     return sum(one.reused_tokens for one in later) / max(sum(one.prompt_tokens for one in later), 1)
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """Nearest rank; 0 of none."""
-    ordered = sorted(values)
-    return ordered[min(int(len(ordered) * share), len(ordered) - 1)] if ordered else 0.0

@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,13 +15,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-import httpx
 import uvloop
 
 from router.bench.client import play, requests
-from router.demo.processes import free_port
+from router.bench.figures import percentile, spread
+from router.demo.processes import free_port, process, wait_ready
 
-START_S: Final = 60.0
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -67,27 +65,11 @@ def rss_mb(pid: int) -> float:
 
 @contextlib.contextmanager
 def _running(name: str, command: Sequence[str], url: str, folder: Path) -> Iterator[int]:
-    """A process that answers ``url``; its id."""
+    """A process that answers ``url``; its id. Raises NotStarted."""
     log = folder / f"{name}.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)  # noqa: S603 - ours
-    try:
-        end_s = time.monotonic() + START_S
-        while True:
-            with contextlib.suppress(httpx.HTTPError):
-                if httpx.get(url, timeout=2).status_code == 200:
-                    break
-            if process.poll() is not None or time.monotonic() > end_s:
-                raise RuntimeError(f"{name} did not start:\n{log.read_text(errors='replace')[-2000:]}")
-            time.sleep(0.1)
-        yield process.pid
-    finally:
-        process.terminate()
-        try:
-            process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    with process(command, log) as started:
+        wait_ready(name, started, log, url)
+        yield started.pid
 
 
 @contextlib.contextmanager
@@ -150,14 +132,14 @@ def measure(one: Contestant, streams: int, number: int, args: argparse.Namespace
         seen = runner.run(play(one.origin, conversations))
     took_s = time.perf_counter() - began_s
     used_s = (cpu_s(one.pid) if one.pid is not None else 0.0) - before_s
-    firsts = sorted(turn.first_s * 1e3 for turn in seen)
+    firsts = [turn.first_s * 1e3 for turn in seen]
     return Result(
         name=one.name,
         streams=streams,
         round=number,
         cpu_ms=used_s * 1e3 / len(seen),
         ttft_p50_ms=statistics.median(firsts),
-        ttft_p99_ms=firsts[min(len(firsts) - 1, int(0.99 * len(firsts)))],
+        ttft_p99_ms=percentile(firsts, 0.99),
         events_per_s=sum(turn.events for turn in seen) / took_s,
         rss_mb=rss_mb(one.pid) if one.pid is not None else 0.0,
         reused_share=sum(turn.plan in ("pull", "local", "stay") for turn in seen) / len(seen),
@@ -174,8 +156,8 @@ def table(results: Sequence[Result]) -> str:
         for name in dict.fromkeys(result.name for result in results):
             own = [r for r in results if r.name == name and r.streams == streams]
             lines.append(
-                f"| {streams} | {name} | {_spread([r.cpu_ms for r in own])} "
-                f"| {_spread([r.ttft_p50_ms for r in own])} | {_spread([r.ttft_p99_ms for r in own])} "
+                f"| {streams} | {name} | {spread([r.cpu_ms for r in own])} "
+                f"| {spread([r.ttft_p50_ms for r in own])} | {spread([r.ttft_p99_ms for r in own])} "
                 f"| {statistics.median(r.events_per_s for r in own):,.0f} "
                 f"| {max(r.rss_mb for r in own):.0f} | {statistics.median(r.reused_share for r in own):.0%} |"
             )
@@ -197,12 +179,8 @@ def ratios(results: Sequence[Result], own: str = "boomerang") -> str:
                     and getattr(theirs, name)
                 ]
                 if values:
-                    lines.append(f"{streams:>4} streams, {text}: {own} / {other} = {_spread(values)}")
+                    lines.append(f"{streams:>4} streams, {text}: {own} / {other} = {spread(values)}")
     return "\n".join(lines)
-
-
-def _spread(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):.2f} ({min(values):.2f}–{max(values):.2f})"
 
 
 def main(args: argparse.Namespace) -> int:

@@ -13,6 +13,8 @@ from pathlib import Path
 import httpx
 
 START_TIMEOUT_S = 60.0
+BOOMERANG = (sys.executable, "-m", "router")
+"""The command, as it runs in this very environment."""
 
 
 class NotStarted(Exception):
@@ -73,7 +75,9 @@ def pool(*, port: int, plugin: bool) -> Iterator[Pool]:
         running = []
         for name, (arguments, at, path) in commands.items():
             log = Path(folder) / f"{at}.log"
-            running.append((name, started.enter_context(process(arguments, log)), log, at, path))
+            running.append(
+                (name, started.enter_context(process([*BOOMERANG, *arguments], log)), log, at, path)
+            )
         for name, one, log, at, path in running:
             wait_ready(name, one, log, f"http://127.0.0.1:{at}{path}")
         origin = "http://127.0.0.1:{}".format
@@ -81,11 +85,11 @@ def pool(*, port: int, plugin: bool) -> Iterator[Pool]:
 
 
 @contextlib.contextmanager
-def process(arguments: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run ``boomerang`` with ``arguments``, its output in ``log``; stopped at the end."""
+def process(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run ``command``, its output in ``log``; stopped at the end."""
     with log.open("ab") as output:
-        started = subprocess.Popen(  # noqa: S603 - our own command, with arguments made here
-            [sys.executable, "-m", "router", *arguments], stdout=output, stderr=subprocess.STDOUT
+        started = subprocess.Popen(  # noqa: S603 - our own commands, with arguments made here
+            command, stdout=output, stderr=subprocess.STDOUT
         )
     try:
         yield started

@@ -16,7 +16,6 @@ Connections are pooled per origin, without a limit, and so without a queue: admi
 """
 
 import asyncio
-import re
 import ssl
 from collections.abc import Mapping
 from types import TracebackType
@@ -28,7 +27,9 @@ from yarl import URL
 
 from router.engines.aiohttp_answer import Arriving, told
 from router.engines.aiohttp_wire import Body, Request, Wire, drop_idle, use_wires
-from router.engines.headers import as_utf8, is_header, is_token
+from router.engines.headers import as_utf8
+from router.engines.open_calls import OpenCalls
+from router.engines.request_head import sendable_headers
 from router.engines.upstream import (
     Answer,
     AnswerStream,
@@ -51,14 +52,7 @@ _DNS_TTL_S = 10
 _HELD_UP_S = 0.1
 """A timer that fires later than this was kept waiting by the event loop."""
 
-_OF_THIS_HOP = frozenset(
-    {"connection", "content-length", "expect", "host", "keep-alive", "transfer-encoding"}
-)
-"""Ours to set. A second length would end a request where the engine thinks that another begins."""
 _NO_AUTOMATIC_HEADERS = ("accept", "accept-encoding", "content-type", "user-agent")
-
-_TARGET = re.compile(r"/[\x21\x22\x24-\x7e]*")
-"""Printable ASCII without blanks, and without a fragment, which would be cut off."""
 
 
 class AiohttpUpstream:
@@ -75,8 +69,7 @@ class AiohttpUpstream:
         self._tls = tls
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
-        self._open: dict[str, int] = {}
-        self._exchanges: set[_Exchange] = set()
+        self._open: OpenCalls[_Exchange] = OpenCalls()
 
     async def send(self, origin: str, call: Call) -> Answer:
         """Send a request and read the answer whole, whatever its status. Raises UpstreamError."""
@@ -97,12 +90,12 @@ class AiohttpUpstream:
 
     def open_calls(self) -> Mapping[str, int]:
         """How many calls are running, by origin."""
-        return dict(self._open)
+        return self._open.by_origin()
 
     async def close(self) -> None:
         """Close every connection; calls that are running end with an UpstreamError."""
         self._closed = True
-        for exchange in tuple(self._exchanges):
+        for exchange in self._open:
             exchange.close()
         if self._session is not None:
             await self._session.close()
@@ -113,18 +106,12 @@ class AiohttpUpstream:
         if self._session is None:
             self._session = self._new_session()
         exchange = _Exchange(self._session, origin, call)
-        self._exchanges.add(exchange)
-        self._open[origin] = self._open.get(origin, 0) + 1
+        self._open.begun(exchange)
         return exchange
 
     def _end(self, exchange: "_Exchange") -> None:
         exchange.close()
-        self._exchanges.discard(exchange)
-        left = self._open[exchange.origin] - 1
-        if left:
-            self._open[exchange.origin] = left
-        else:
-            del self._open[exchange.origin]
+        self._open.ended(exchange)
 
     def _new_session(self) -> aiohttp.ClientSession:
         connector = aiohttp.TCPConnector(
@@ -201,9 +188,7 @@ class _Exchange:
         Raises UpstreamError, or TimeoutError when ``clock`` runs out.
         """
         call, limits = self._call, self._call.limits
-        if not _TARGET.fullmatch(call.path) or not is_token(call.method):
-            raise Unsendable(f"not a request line: {call.method!r} {call.path!r}")
-        headers = _headers(call.headers)
+        headers = [(name, as_utf8(value)) for name, value in sendable_headers(call)]
         self._clock = clock
         try:
             response = await self._request(headers)
@@ -284,20 +269,3 @@ class _Exchange:
 
 def _late(limits: Limits) -> TimedOut:
     return TimedOut("answer", limits.answer_s or 0.0)
-
-
-def _headers(given: tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:
-    """The headers to send. Raises Unsendable on what would not be a header, or would be more than one."""
-    headers = []
-    encoding_named = False
-    for name, value in given:
-        if not is_header(name, value):
-            raise Unsendable(f"not a header: {name!r}")
-        lower = name.lower()
-        if lower in _OF_THIS_HOP:
-            continue
-        encoding_named = encoding_named or lower == "accept-encoding"
-        headers.append((name, as_utf8(value)))
-    if not encoding_named:
-        headers.append(("accept-encoding", "identity"))
-    return headers

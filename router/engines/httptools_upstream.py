@@ -19,6 +19,7 @@ from types import TracebackType
 
 from router.engines.connection_pool import ConnectionPool
 from router.engines.httptools_call import OpenCall
+from router.engines.open_calls import OpenCalls
 from router.engines.upstream import Answer, AnswerStream, Call, NeverSent
 
 
@@ -34,8 +35,7 @@ class HttptoolsUpstream:
             raise ValueError(f"keepalive_s must be positive, not {keepalive_s:g}")
         self._pool = ConnectionPool(keepalive_s=keepalive_s, tls=tls)
         self._closed = False
-        self._open: dict[str, int] = {}
-        self._calls: set[OpenCall] = set()
+        self._open: OpenCalls[OpenCall] = OpenCalls()
 
     async def send(self, origin: str, call: Call) -> Answer:
         """Send a request and read the answer whole, whatever its status. Raises UpstreamError."""
@@ -52,12 +52,12 @@ class HttptoolsUpstream:
 
     def open_calls(self) -> Mapping[str, int]:
         """How many calls are running, by origin."""
-        return dict(self._open)
+        return self._open.by_origin()
 
     async def close(self) -> None:
         """Close every connection; calls that are running end with an UpstreamError."""
         self._closed = True
-        for running in tuple(self._calls):
+        for running in self._open:
             running.give_up()
         await self._pool.close()
 
@@ -65,18 +65,12 @@ class HttptoolsUpstream:
         if self._closed:
             raise NeverSent(f"{origin}: the client is closed")
         running = OpenCall(self._pool, origin, call)
-        self._calls.add(running)
-        self._open[origin] = self._open.get(origin, 0) + 1
+        self._open.begun(running)
         return running
 
     def _end(self, running: OpenCall) -> None:
         running.end()
-        self._calls.discard(running)
-        left = self._open[running.origin] - 1
-        if left:
-            self._open[running.origin] = left
-        else:
-            del self._open[running.origin]
+        self._open.ended(running)
 
 
 class _Streamed:

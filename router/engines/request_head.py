@@ -49,15 +49,15 @@ def destination(origin: str) -> Destination:
     return Destination(origin, host, parts.port or implied, is_tls, authority)
 
 
-def request_head(to: Destination, call: Call) -> bytes:
-    """The request line and the headers, with the empty line. Raises Unsendable.
+def sendable_headers(call: Call) -> list[tuple[str, str]]:
+    """The headers that go on the wire, but for those of this hop.
 
-    Header text is bytes read as ISO-8859-1 and goes out as those bytes; text that cannot have been read so is
-    written as UTF-8. ``accept-encoding: identity`` is asked for unless the caller names an encoding.
+    ``accept-encoding: identity`` is asked for unless the caller names an encoding. Raises Unsendable on what
+    would not be a request line or a header, or would be more than one.
     """
     if not _TARGET.fullmatch(call.path) or not is_token(call.method):
         raise Unsendable(f"not a request line: {call.method!r} {call.path!r}")
-    lines = [f"{call.method} {call.path} HTTP/1.1\r\nhost: {to.authority}\r\n"]
+    headers = []
     encoding_named = False
     for name, value in call.headers:
         if not is_header(name, value):
@@ -66,9 +66,21 @@ def request_head(to: Destination, call: Call) -> bytes:
         if lower in _OF_THIS_HOP:
             continue
         encoding_named = encoding_named or lower == "accept-encoding"
-        lines.append(f"{name}: {value}\r\n")
+        headers.append((name, value))
     if not encoding_named:
-        lines.append("accept-encoding: identity\r\n")
+        headers.append(("accept-encoding", "identity"))
+    return headers
+
+
+def request_head(to: Destination, call: Call) -> bytes:
+    """The request line and the headers, with the empty line. Raises Unsendable.
+
+    Header text is bytes read as ISO-8859-1 and goes out as those bytes; text that cannot have been read so is
+    written as UTF-8.
+    """
+    headers = sendable_headers(call)
+    lines = [f"{call.method} {call.path} HTTP/1.1\r\nhost: {to.authority}\r\n"]
+    lines += [f"{name}: {value}\r\n" for name, value in headers]
     if call.body or call.method not in _WITHOUT_BODY:
         lines.append(f"content-length: {len(call.body)}\r\n")
     lines.append("\r\n")
