@@ -62,8 +62,15 @@ class Breaker:
     newest: tuple[tuple[float, bool, str], ...] = ()
     """When each of the newest legs ended, whether it was a fault, and the peer that may be to blame."""
     open_until_s: float | None = None
+    trying_until_s: float | None = None
+    """When another leg gets a trial, should the one that has it still run."""
     trips: int = 0
     """How often it has opened."""
+
+    @property
+    def due_s(self) -> float | None:
+        """When time alone makes it half open; None where it does not."""
+        return self.open_until_s if self.circuit is Circuit.OPEN else self.trying_until_s
 
 
 def judged(
@@ -114,10 +121,9 @@ def _own(newest: tuple[tuple[float, bool, str], ...]) -> bool:
 
 def due(breaker: Breaker, now_s: float) -> Breaker:
     """The breaker at a later time: half open once it was open, or a leg on trial, for long enough."""
-    waits = breaker.circuit in (Circuit.OPEN, Circuit.TRYING)
-    if waits and (breaker.open_until_s is None or now_s >= breaker.open_until_s):
-        return replace(breaker, circuit=Circuit.HALF_OPEN, open_until_s=None)
-    return breaker
+    if breaker.circuit not in (Circuit.OPEN, Circuit.TRYING):
+        return breaker
+    return breaker if breaker.due_s is not None and now_s < breaker.due_s else _half_open(breaker)
 
 
 def tried(breaker: Breaker, now_s: float, rules: Rules) -> Breaker:
@@ -127,14 +133,16 @@ def tried(breaker: Breaker, now_s: float, rules: Rules) -> Breaker:
     """
     if breaker.circuit is not Circuit.HALF_OPEN:
         return breaker
-    return replace(breaker, circuit=Circuit.TRYING, open_until_s=now_s + rules.open_s)
+    return replace(breaker, circuit=Circuit.TRYING, trying_until_s=now_s + rules.open_s)
 
 
 def untried(breaker: Breaker) -> Breaker:
     """The breaker after a leg on trial that told nothing: its client left, or the node was busy."""
-    if breaker.circuit is not Circuit.TRYING:
-        return breaker
-    return replace(breaker, circuit=Circuit.HALF_OPEN, open_until_s=None)
+    return _half_open(breaker) if breaker.circuit is Circuit.TRYING else breaker
+
+
+def _half_open(breaker: Breaker) -> Breaker:
+    return replace(breaker, circuit=Circuit.HALF_OPEN, open_until_s=None, trying_until_s=None)
 
 
 def _opened(breaker: Breaker, now_s: float, rules: Rules, why: str) -> Breaker:

@@ -164,8 +164,8 @@ class Fleet:
         before, known.breaker = known.breaker, breaker
         if breaker.circuit is before.circuit:
             return
-        if breaker.open_until_s is not None:
-            self._wait_for(breaker.open_until_s)
+        if breaker.due_s is not None:
+            self._wait_for(breaker.due_s)
         self._move(key, event_of(breaker.circuit), breaker.why)
 
     # -- what is known of engines ------------------------------------------------------------------------
@@ -198,7 +198,8 @@ class Fleet:
         self._pool = self._pool.with_node(replace(node, engine=learned))
         if new_process:
             self._renewed(key)
-            self._facts.publish(NodeChanged(key, node.role, node.state, "another engine id"))
+            state = self._pool.by_key[key].state  # a breaker that had ejected it is closed by now
+            self._facts.publish(NodeChanged(key, node.role, state, "another engine id"))
 
     def _renewed(self, key: str) -> None:
         """Another process is behind a node: nothing that an earlier one held or did counts any more."""
@@ -389,8 +390,8 @@ class Fleet:
                 else:
                     self._wait_for(node.busy_until_s)
             self._turn(key, due(known.breaker, now_s))
-            if known.breaker.open_until_s is not None:
-                self._wait_for(known.breaker.open_until_s)
+            if known.breaker.due_s is not None:
+                self._wait_for(known.breaker.due_s)
             if known.leave_by_s is not None and known.standing.wish is Wish.LEAVE:
                 self._wait_for(known.leave_by_s)
                 self._let_go(key)

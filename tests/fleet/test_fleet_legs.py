@@ -267,3 +267,25 @@ async def test_since_says_when_a_state_began() -> None:
     assert w.fleet.snapshot.nodes[0].since_s == 1000.0
     w.fleet.drain(A.key, "x")
     assert w.fleet.snapshot.nodes[0].since_s == 1005.0
+
+
+async def test_another_process_behind_an_ejected_node_is_told_as_ready() -> None:
+    w = await world(A, B)
+    w.fleet.learn(A.key, engine_id="one")
+    w.fail(A, 2)
+    w.fleet.learn(A.key, engine_id="two")
+    assert w.state(A) is State.READY
+    assert w.changes(A)[-1] == State.READY
+
+
+async def test_a_trial_that_does_not_end_holds_up_no_other() -> None:
+    w = await world(A, B)
+    w.fail(A, 2)
+    w.now_s += 10.0
+    with w.fleet.leg(A.key):
+        assert A.key not in w.ready()
+        w.now_s += 10.0
+        assert A.key in w.ready()
+        with w.fleet.leg(A.key) as another:
+            another.answered(200)
+        assert w.fleet.snapshot.by_key[A.key].circuit is Circuit.CLOSED
