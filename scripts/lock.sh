@@ -11,4 +11,4 @@ compile() {
 }
 compile pyproject.toml --output-file requirements.lock "$@"
 # The tools around the same runtime: whatever is tested is what is deployed.
-compile pyproject.toml --extra dev --extra demo --constraint requirements.lock --output-file requirements-dev.lock "$@"
+compile pyproject.toml --extra dev --extra demo --extra otel --extra plot --extra docs --constraint requirements.lock --output-file requirements-dev.lock "$@"
