@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# Writes requirements.lock and requirements-dev.lock anew from pyproject.toml, all pins with hashes.
+# Writes the locks anew from pyproject.toml, all pins with hashes: requirements.lock, what the router runs with;
+# requirements-image.lock, the same and tracing, for the image; requirements-build.lock, what builds its wheel;
+# requirements-dev.lock, the tools around it all.
 # Usage: scripts/lock.sh [--upgrade]
 set -euo pipefail
 cd "${0%/*}/.."
@@ -12,3 +14,5 @@ compile() {
 compile pyproject.toml --output-file requirements.lock "$@"
 # The tools around the same runtime: whatever is tested is what is deployed.
 compile pyproject.toml --extra dev --extra demo --extra otel --extra plot --extra docs --constraint requirements.lock --output-file requirements-dev.lock "$@"
+compile pyproject.toml --extra otel --constraint requirements-dev.lock --output-file requirements-image.lock "$@"
+compile requirements-build.in --constraint requirements-dev.lock --output-file requirements-build.lock "$@"
