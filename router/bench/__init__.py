@@ -17,6 +17,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--history-bytes", type=int, default=8_000, help="size of the first request's history"
     )
     parser.add_argument("--vllm-router", type=Path, help="the vllm-router command; left out where not given")
+    parser.add_argument(
+        "--router-verified",
+        action="store_true",
+        help="also the router on engines without the plugin",
+    )
+    parser.add_argument(
+        "--workers", type=int, default=1, help="also so many processes, beside one, on a shared ledger"
+    )
+    parser.add_argument("--store", help="that ledger's URL (default: a redis-server of the benchmark's own)")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=("direct", "own", "router-verified", "plain", "vllm-router"),
+        help="measure only these",
+    )
     parser.add_argument("--json", type=Path, help="write all results there")
 
 

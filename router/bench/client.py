@@ -102,11 +102,16 @@ def requests(name: str, turns: int, history_bytes: int) -> list[bytes]:
     return written
 
 
-async def play(origin: str, conversations: Sequence[Sequence[bytes]]) -> list[TurnSeen]:
-    """Play all conversations at the same time, each turn by turn. Raises NoAnswer and OSError."""
+async def play(origin: str, conversations: Sequence[Sequence[bytes]], *, over_s: float) -> list[TurnSeen]:
+    """Play all conversations, each turn by turn. Raises NoAnswer and OSError.
+
+    They begin one after another, spread evenly over ``over_s`` seconds, and go on so: all at the same instant
+    would measure how long the queue of a burst is that no clients of a service make.
+    """
     parts = urlsplit(origin)
 
-    async def converse(turns: Sequence[bytes]) -> list[TurnSeen]:
+    async def converse(turns: Sequence[bytes], begins_after_s: float) -> list[TurnSeen]:
+        await asyncio.sleep(begins_after_s)
         _, stream = await asyncio.get_running_loop().create_connection(
             _Stream, parts.hostname or "", parts.port or 80
         )
@@ -115,5 +120,7 @@ async def play(origin: str, conversations: Sequence[Sequence[bytes]]) -> list[Tu
         finally:
             stream.transport.close()
 
-    seen = await asyncio.gather(*(converse(turns) for turns in conversations))
+    step_s = over_s / len(conversations)
+    begun = [converse(turns, number * step_s) for number, turns in enumerate(conversations)]
+    seen = await asyncio.gather(*begun)
     return [turn for turns in seen for turn in turns]

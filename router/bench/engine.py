@@ -1,13 +1,15 @@
 """An engine that is never the bottleneck: precomputed bytes on a bare protocol, events on a timer.
 
-It answers what a router asks of a vLLM 0.33 with the plugin, and computes nothing: P's answers say that all
-was verified, D's streams end with a handle that is stamped.
+It answers what a router asks of a vLLM 0.33, and computes nothing. Two kinds: with the ``plugin``, where P's
+answers say that all was verified, and D's streams end with a handle that is stamped; and ``stock``, where the
+router has to verify: token ids are told to those that ask for them, and prompts are rendered.
 """
 
 import argparse
 import asyncio
 from collections.abc import Callable
-from typing import Final, cast
+from dataclasses import dataclass
+from typing import Any, Final, cast
 
 import httptools
 import msgspec
@@ -20,6 +22,8 @@ _STREAM: Final = (
 )
 HELD_TOKENS: Final = 2_048
 BLOCK_SIZE: Final = 16
+PROMPT_IDS: Final = list(range(HELD_TOKENS + BLOCK_SIZE))
+"""Of every prompt: D holds all but what is new of it."""
 
 
 def whole(document: object) -> bytes:
@@ -33,8 +37,8 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-def params(role: str) -> dict[str, object]:
-    """The side's ``kv_transfer_params``, as NIXL's connector and the plugin write them."""
+def params(role: str, *, stamped: bool) -> dict[str, object]:
+    """The side's ``kv_transfer_params``, as NIXL's connector writes them; ``stamped`` by the plugin."""
     is_prefill = role == "prefill"
     stamp: dict[str, object] = {"v": 1, "verified_tokens": HELD_TOKENS, "reason": "whole"}
     if not is_prefill:
@@ -52,43 +56,71 @@ def params(role: str) -> dict[str, object]:
         "remote_blocks_expiry_time": 1e9,
         "remote_prefill_cached_tokens": HELD_TOKENS,
         "transfer_mode": "pull",
-        "boomerang": stamp,
+        **({"boomerang": stamp} if stamped else {}),
     }
 
 
-def _event(**choice: object) -> bytes:
+@dataclass(frozen=True, slots=True)
+class Script:
+    """All that an engine has to say, as it goes over the wire."""
+
+    prefill: bytes
+    events: list[bytes]
+    render: bytes | None = None
+    """The answer of the render route; None where there is none."""
+
+
+def prefill_answer(*, stamped: bool, with_ids: bool) -> bytes:
+    """What P answers to any prefill leg."""
+    choice: dict[str, object] = {
+        "index": 0, "finish_reason": "length", "message": {"role": "assistant", "content": "a"},
+    }  # fmt: skip
+    document: dict[str, object] = {
+        "id": "chatcmpl-bench", "object": "chat.completion", "created": 1, "model": MODEL,
+        "choices": [choice],
+        "usage": {"prompt_tokens": HELD_TOKENS, "completion_tokens": 1, "total_tokens": HELD_TOKENS + 1},
+        "kv_transfer_params": params("prefill", stamped=stamped),
+    }  # fmt: skip
+    if with_ids:
+        choice["token_ids"] = [7]
+        document["prompt_token_ids"] = PROMPT_IDS
+    return whole(document)
+
+
+def _event(first: dict[str, object] | None = None, /, **choice: object) -> bytes:
     document = {
         "id": "chatcmpl-bench", "object": "chat.completion.chunk", "created": 1, "model": MODEL,
-        "choices": [{"index": 0, "logprobs": None, **choice}],
+        "choices": [{"index": 0, "logprobs": None, **choice}], **(first or {}),
     }  # fmt: skip
     return chunk(b"data: " + msgspec.json.encode(document) + b"\n\n")
 
 
-def prefill_answer() -> bytes:
-    """What P answers to any prefill leg."""
-    return whole(
-        {
-            "id": "chatcmpl-bench", "object": "chat.completion", "created": 1, "model": MODEL,
-            "choices": [{
-                "index": 0, "finish_reason": "length", "message": {"role": "assistant", "content": "a"},
-            }],
-            "usage": {"prompt_tokens": HELD_TOKENS, "completion_tokens": 1, "total_tokens": HELD_TOKENS + 1},
-            "kv_transfer_params": params("prefill"),
-        }
-    )  # fmt: skip
-
-
-def stream_events(count: int) -> list[bytes]:
+def stream_events(count: int, *, stamped: bool, with_ids: bool) -> list[bytes]:
     """A streamed answer in ``count`` events, as they go over the wire; the last ends it."""
-    events = [_STREAM + _event(delta={"role": "assistant", "content": ""}, finish_reason=None)]
-    events += [_event(delta={"content": f" word{n}"}, finish_reason=None) for n in range(count - 2)]
-    last = {
-        "id": "chatcmpl-bench", "object": "chat.completion.chunk", "created": 1, "model": MODEL,
-        "choices": [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}],
-        "kv_transfer_params": params("decode"),
-    }  # fmt: skip
-    end = chunk(b"data: " + msgspec.json.encode(last) + b"\n\n") + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
-    return [*events, end]
+
+    def ids(number: int) -> dict[str, Any]:
+        return {"token_ids": [number]} if with_ids else {}
+
+    first: dict[str, object] = {"prompt_token_ids": PROMPT_IDS} if with_ids else {}
+    events = [_STREAM + _event(first, delta={"role": "assistant", "content": ""}, finish_reason=None)]
+    events += [_event(delta={"content": f" word{n}"}, finish_reason=None, **ids(n)) for n in range(count - 2)]
+    handle: dict[str, object] = {"kv_transfer_params": params("decode", stamped=stamped)}
+    end = _event(handle, delta={}, finish_reason="stop", **ids(count))
+    return [*events, end + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"]
+
+
+def scripts(kind: str, events: int) -> tuple[Script, Script]:
+    """What an engine of this kind says to those that do not ask for token ids, and to those that do."""
+    stamped = kind == "plugin"
+    plain, with_ids = (
+        Script(
+            prefill_answer(stamped=stamped, with_ids=ids),
+            stream_events(events, stamped=stamped, with_ids=ids),
+            None if stamped else whole({"token_ids": PROMPT_IDS}),
+        )
+        for ids in (False, True)
+    )
+    return plain, with_ids
 
 
 _NOT_FOUND: Final = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
@@ -106,8 +138,9 @@ _ASIDE: Final = {
 class FakeEngine(asyncio.Protocol):
     """One connection."""
 
-    def __init__(self, prefill: bytes, events: list[bytes], every_s: float) -> None:
-        self._prefill, self._events, self._every_s = prefill, events, every_s
+    def __init__(self, plain: Script, with_ids: Script, every_s: float) -> None:
+        self._plain, self._with_ids, self._every_s = plain, with_ids, every_s
+        self._events = plain.events
         self._parser = httptools.HttpRequestParser(self)
         self._loop = asyncio.get_running_loop()
         self._path, self._body = b"", b""
@@ -134,13 +167,17 @@ class FakeEngine(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         aside = _ASIDE.get(self._path)
+        script = self._with_ids if b'"return_token_ids":true' in self._body else self._plain
         if aside is not None:
             self._transport.write(aside)
+        elif self._path == b"/v1/chat/completions/render" and script.render is not None:
+            self._transport.write(script.render)
         elif self._path != b"/v1/chat/completions":
             self._transport.write(_NOT_FOUND)
         elif b'"do_remote_decode":true' in self._body.replace(b" ", b""):
-            self._transport.write(self._prefill)
+            self._transport.write(script.prefill)
         else:
+            self._events = script.events
             self._due_s = self._loop.time()
             self._say(0)
 
@@ -151,10 +188,10 @@ class FakeEngine(asyncio.Protocol):
             self._timer = self._loop.call_at(self._due_s, self._say, number + 1)
 
 
-async def serve(port: int, events: int, every_s: float) -> None:
+async def serve(port: int, kind: str, events: int, every_s: float) -> None:
     """Serve until cancelled."""
-    prefill, said = prefill_answer(), stream_events(events)
-    make: Callable[[], FakeEngine] = lambda: FakeEngine(prefill, said, every_s)  # noqa: E731 - a factory
+    plain, with_ids = scripts(kind, events)
+    make: Callable[[], FakeEngine] = lambda: FakeEngine(plain, with_ids, every_s)  # noqa: E731 - a factory
     server = await asyncio.get_running_loop().create_server(make, "127.0.0.1", port, backlog=4096)
     async with server:
         await server.serve_forever()
@@ -163,11 +200,12 @@ async def serve(port: int, events: int, every_s: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--kind", choices=("plugin", "stock"), default="plugin")
     parser.add_argument("--events", type=int, required=True)
     parser.add_argument("--every-s", type=float, required=True)
     arguments = parser.parse_args()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(arguments.port, arguments.events, arguments.every_s))
+        runner.run(serve(arguments.port, arguments.kind, arguments.events, arguments.every_s))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import platform
@@ -10,27 +9,17 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from hashlib import blake2b
 from pathlib import Path
-from typing import Final
 
 import uvloop
 
 from router.bench.client import play, requests
+from router.bench.contestants import DIRECT, OWN, PLAIN, RUST, Contestant, contestants
+from router.bench.cost import cpu_s, rss_mb
 from router.bench.figures import percentile, spread
-from router.demo.processes import free_port, process, wait_ready
-
-_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
-
-
-@dataclass(frozen=True, slots=True)
-class Contestant:
-    """What stands between client and engines. ``pid`` is None where nothing does."""
-
-    name: str
-    origin: str
-    pid: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,87 +38,17 @@ class Result:
     """Of the turns, as the router's plan says; 0 for those that say nothing."""
 
 
-def cpu_s(pid: int) -> float:
-    """CPU time of a process and its threads so far, and of its children that it has waited for."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(int(value) for value in fields[11:15]) / _TICKS_PER_S
-
-
-def rss_mb(pid: int) -> float:
-    """Resident memory of a process, in MiB."""
-    line = next(
-        line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS")
-    )
-    return int(line.split()[1]) / 1024
-
-
-@contextlib.contextmanager
-def _running(name: str, command: Sequence[str], url: str, folder: Path) -> Iterator[int]:
-    """A process that answers ``url``; its id. Raises NotStarted."""
-    log = folder / f"{name}.log"
-    with process(command, log) as started:
-        wait_ready(name, started, log, url)
-        yield started.pid
-
-
-@contextlib.contextmanager
-def contestants(args: argparse.Namespace, folder: Path) -> Iterator[list[Contestant]]:
-    """All of them, each in front of the same two engines."""
-    python = sys.executable
-    ports = [free_port() for _ in range(5)]
-    origins = [f"http://127.0.0.1:{port}" for port in ports]
-    prefill, decode = origins[:2]
-    nodes = ["--prefill", prefill, "--decode", decode]
-    with contextlib.ExitStack() as stack:
-        for role, port in zip(("prefill", "decode"), ports[:2], strict=True):
-            engine = [python, "-m", "router.bench.engine", "--port", str(port), "--events", str(args.events)]
-            engine += ["--every-s", str(args.every_ms / 1e3)]
-            stack.enter_context(_running(f"engine-{role}", engine, f"http://127.0.0.1:{port}/health", folder))
-        found = [Contestant("direct", decode, None)]
-        for name, command, origin, path in (
-            (
-                "boomerang",
-                [
-                    *(python, "-m", "router", "serve", *nodes, "--port", str(ports[2])),
-                    *("--log-level", "warning"),
-                    *("--stay-max-tokens", "0"),  # both legs in every turn, as the others
-                ],
-                origins[2],
-                "/ready",
-            ),
-            (
-                "plain httpx proxy",
-                [python, "-m", "router.bench.plain", *nodes, "--port", str(ports[3])],
-                origins[3],
-                "/health",
-            ),
-            (
-                "vllm-router",
-                [
-                    *(str(args.vllm_router), "--vllm-pd-disaggregation", *nodes),
-                    *("--host", "127.0.0.1", "--port", str(ports[4]), "--log-level", "warning"),
-                    *("--prometheus-port", str(free_port())),
-                ],
-                origins[4],
-                "/health",
-            ),
-        ):
-            if name == "vllm-router" and args.vllm_router is None:
-                continue
-            pid = stack.enter_context(_running(name.replace(" ", "-"), command, origin + path, folder))
-            found.append(Contestant(name, origin, pid))
-        yield found
-
-
 def measure(one: Contestant, streams: int, number: int, args: argparse.Namespace) -> Result:
-    """Play one round. Raises NoAnswer."""
+    """Play one round, of conversations that nobody has had before. Raises NoAnswer."""
+    begin = f"{one.name}, {streams} streams, round {number}"
+    tag = blake2b(begin.encode(), digest_size=6).hexdigest()
     conversations = [
-        requests(f"r{number}s{stream}", args.turns, args.history_bytes) for stream in range(streams)
+        requests(f"{tag}-{stream:03}", args.turns, args.history_bytes) for stream in range(streams)
     ]
     before_s = cpu_s(one.pid) if one.pid is not None else 0.0
     began_s = time.perf_counter()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        seen = runner.run(play(one.origin, conversations))
+        seen = runner.run(play(one.origin, conversations, over_s=args.events * args.every_ms / 1e3))
     took_s = time.perf_counter() - began_s
     used_s = (cpu_s(one.pid) if one.pid is not None else 0.0) - before_s
     firsts = [turn.first_s * 1e3 for turn in seen]
@@ -164,23 +83,34 @@ def table(results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
-def ratios(results: Sequence[Result], own: str = "boomerang") -> str:
-    """``own`` against every other, within each round; below 1 it costs less."""
+def ratios(results: Sequence[Result]) -> str:
+    """Ours against the other routers, and our other modes against the usual one, within each round."""
+    names = list(dict.fromkeys(result.name for result in results))
+    pairs = [(mine, other) for mine in names if mine.startswith(OWN) for other in (RUST, PLAIN)]
+    pairs += [(mode, OWN) for mode in names if mode.startswith(OWN) and mode != OWN]
     lines = []
     for streams in sorted({result.streams for result in results}):
-        for other in dict.fromkeys(r.name for r in results if r.name not in (own, "direct")):
+        for mine, other in pairs:
             for name, text in (("cpu_ms", "CPU per turn"), ("ttft_p50_ms", "TTFT p50")):
-                values = [
-                    getattr(mine, name) / getattr(theirs, name)
-                    for mine in results
-                    if mine.name == own and mine.streams == streams
-                    for theirs in results
-                    if (theirs.name, theirs.streams, theirs.round) == (other, streams, mine.round)
-                    and getattr(theirs, name)
-                ]
+                values = _each_round(results, streams, mine, other, name)
                 if values:
-                    lines.append(f"{streams:>4} streams, {text}: {own} / {other} = {spread(values)}")
+                    lines.append(f"{streams:>4} streams, {text}: {mine} / {other} = {spread(values)}")
+        usual = {r.round: r.ttft_p99_ms for r in results if (r.name, r.streams) == (OWN, streams)}
+        added = [
+            usual[r.round] - r.ttft_p99_ms
+            for r in results
+            if (r.name, r.streams) == (DIRECT, streams) and r.round in usual
+        ]
+        if added:
+            lines.append(f"{streams:>4} streams, TTFT p99 over direct (one leg), ms: {OWN} {spread(added)}")
     return "\n".join(lines)
+
+
+def _each_round(results: Sequence[Result], streams: int, mine: str, other: str, name: str) -> list[float]:
+    """One figure of ``mine`` over that of ``other``, round by round."""
+    theirs = {r.round: getattr(r, name) for r in results if r.name == other and r.streams == streams}
+    own = {r.round: getattr(r, name) for r in results if r.name == mine and r.streams == streams}
+    return [own[number] / theirs[number] for number in own if theirs.get(number)]
 
 
 def main(args: argparse.Namespace) -> int:
@@ -200,5 +130,7 @@ def main(args: argparse.Namespace) -> int:
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}\n")
     print(table(results) + "\n\n" + ratios(results))
     if args.json is not None:
-        args.json.write_text(json.dumps([asdict(result) for result in results], indent=2))
+        told = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
+        document = {"settings": told, "results": [asdict(result) for result in results]}
+        args.json.write_text(json.dumps(document, indent=2, default=str))
     return 0
