@@ -239,6 +239,9 @@ def build(settings: Settings, *, upstream: Upstream | None = None) -> Router:
     registry = CollectorRegistry()
     key = EngineKey(settings)
     store = store_of(settings, facts)
+    releases = Releases(store.now)
+    if store.pins is not None:
+        store.pins.on_left = releases.left
     admission = Admission(
         AdmissionLimits(
             turns=settings.max_turns,
@@ -256,7 +259,7 @@ def build(settings: Settings, *, upstream: Upstream | None = None) -> Router:
         admission=admission,
         settings=relay_settings(settings, key),
         now=store.now,
-        releases=Releases(store.now),
+        releases=releases,
         gaps=Gaps(settings.decode_ttl_s),
         pins=store.pins,
     )

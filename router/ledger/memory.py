@@ -16,6 +16,7 @@ from operator import itemgetter
 from typing import Final
 
 from router.ledger.branch import Branch, branch_bytes, handle_bytes
+from router.ledger.ended import Ended
 from router.ledger.listing import page
 from router.ledger.owners import Owners
 from router.ledger.sharded import Sharded
@@ -25,12 +26,15 @@ from router.ledger.store import (
     Finish,
     Found,
     Handle,
+    Leaving,
     LedgerStats,
+    OnLeft,
     Page,
     Pinned,
     Put,
     Query,
     Relation,
+    forgotten,
 )
 from router.ledger.waiting import Waiting
 
@@ -60,6 +64,7 @@ class MemoryLedger:
         trace_ttl_s: float = DEFAULT_TRACE_TTL_S,
         max_siblings: int = DEFAULT_MAX_SIBLINGS,
         now: Callable[[], float] = time.monotonic,
+        on_left: OnLeft = forgotten,
     ) -> None:
         for name, limit in (
             ("max_branches", max_branches),
@@ -74,12 +79,14 @@ class MemoryLedger:
         self._trace_ttl_s = trace_ttl_s
         self._max_siblings = max_siblings
         self._now = now
+        self.on_left = on_left
         self._branches: Sharded[str, Branch] = Sharded()
         self._oldest: Branch | None = None
         self._newest: Branch | None = None
         self._boundaries: Sharded[bytes, Branch | list[Branch]] = Sharded()
         """Most boundaries lead to one branch; only those of several pay for a list."""
         self._owners = Owners()
+        self._ended = Ended(trace_ttl_s)
         self._waiting = Waiting()
         self._ids = count(1)
         self._prefix = os.urandom(4).hex()
@@ -113,13 +120,15 @@ class MemoryLedger:
             return False
         self._attach(branch, found.handle, now_s)
         self._fit(now_s)
-        return branch.handle is not None
+        return True
 
     async def put(self, turn: Put) -> str:
         now_s = self._now()
         found = turn.found
         known = self._branches.get(found.branch) if found else None
         if not turn.keys:
+            if turn.handle is not None:
+                self.on_left(turn.handle, Leaving.UNKEPT)
             return self._new_id()  # no boundary, so nothing could ever lead to it
         if (
             known is not None
@@ -136,13 +145,16 @@ class MemoryLedger:
             # Where it left it comes first; what lies before is the older branch's, as long as that is there.
             new_keys = turn.keys[found.depth - 1 :] if found and known else turn.keys
         self._index(branch, new_keys)
-        self._release(branch)
+        superseded = self._release(branch)
+        if superseded is not None:
+            self.on_left(superseded, Leaving.SUPERSEDED)
+        is_over = self._ended.since(turn.owner, turn.began_s)
         branch.tip = turn.keys[-1]
         branch.version += 1
         branch.turns += 1
         branch.trace = turn.trace
-        branch.conversation = turn.conversation
-        self._owners.set(branch, turn.owner)
+        branch.conversation = "" if is_over else turn.conversation
+        self._owners.set(branch, b"" if is_over else turn.owner)
         self._link_newest(branch, now_s)
         branch.absence = Absence.NO_HANDLE
         self._resize(branch, branch_bytes(branch) - branch.size_bytes)
@@ -150,6 +162,9 @@ class MemoryLedger:
             if _expired(turn.handle, now_s):
                 branch.absence = Absence.EXPIRED
                 self._expired_handles += 1
+            elif is_over:
+                branch.absence = Absence.RELEASED
+                self.on_left(turn.handle, Leaving.ENDED)
             else:
                 self._attach(branch, turn.handle, now_s)
         self._fit(now_s)
@@ -196,12 +211,15 @@ class MemoryLedger:
         return self._take(known, self._now())
 
     async def end(self, owner: bytes) -> tuple[Handle, ...] | None:
-        branches = self._owners.of(owner)
+        if not owner:
+            return None
+        branches, now_s = self._owners.of(owner), self._now()
+        self._ended.add(owner, now_s)
         if not branches:
             return None
-        now_s = self._now()
         handles = [handle for branch in branches if (handle := self._take(branch, now_s)) is not None]
         for branch in branches:
+            branch.version += 1  # a turn that has its handle does not bring it back
             self._owners.set(branch, b"")
             branch.conversation = ""
             self._resize(branch, branch_bytes(branch) - branch.size_bytes)
@@ -340,12 +358,12 @@ class MemoryLedger:
             self._drop(self._oldest, now_s)
 
     def _drop(self, branch: Branch, now_s: float) -> None:
-        if branch.handle is not None:
-            if _expired(branch.handle, now_s):
-                self._expire(branch)
-            else:
-                self._release(branch)
-                self._evicted_handles += 1
+        if branch.handle is not None and _expired(branch.handle, now_s):
+            self._expire(branch)
+        evicted = self._release(branch)
+        if evicted is not None:
+            self._evicted_handles += 1
+            self.on_left(evicted, Leaving.EVICTED)
         for key in branch.keys:
             at = self._boundaries.get(key)
             if at is branch:

@@ -33,6 +33,7 @@ from router.ledger.store import (
     Finish,
     Found,
     Handle,
+    Leaving,
     LedgerStats,
     LedgerUnavailable,
     Put,
@@ -98,6 +99,8 @@ class RedisLedger(RedisPins):
     async def put(self, turn: Put) -> str:
         now_s, serial = self._now(), os.urandom(8)
         if not turn.keys:
+            if turn.handle is not None:
+                self.on_left(turn.handle, Leaving.UNKEPT)
             return f"00-{serial.hex()}"  # no boundary, so nothing could ever lead to it
         first = min(turn.own_depth, len(turn.keys))
         root = turn.keys[first - 1]
@@ -110,10 +113,11 @@ class RedisLedger(RedisPins):
             handle, absence = None, Absence.EXPIRED
             self._expired_handles += 1
         kept = _NOTHING if handle is None else _kept(handle, now_s, turn.trace.finish)
-        if len(kept[0]) > MAX_HANDLE_BYTES:
+        if handle is not None and len(kept[0]) > MAX_HANDLE_BYTES:
             kept = _NOTHING
+            self.on_left(handle, Leaving.UNKEPT)
         trace = encode_trace(turn.trace)
-        branch, expired, evicted_branches, evicted_handles = await self._calls.run(
+        reply = await self._calls.run(
             _PUT,
             (*self._generations(slot, root, now_s), slot + b"B"),
             (
@@ -136,16 +140,27 @@ class RedisLedger(RedisPins):
                 self._branches_per_tag,
                 *kept,
             ),
+            late=self._have_left,
         )
-        self._expired_handles += expired
-        self._evicted_branches += evicted_branches
-        self._evicted_handles += evicted_handles
+        await self._have_left(reply)
+        branch = reply[0]
         name = branch_name(slot, branch)
         if branch == serial and first > 1:
             await self._share(turn, first, name)
         if turn.owner:
-            await self._own(turn.owner, name)
+            await self._own(turn, name)
         return name
+
+    async def _have_left(self, reply: Any) -> None:
+        """What a put has taken out of the store."""
+        _, expired, evicted_branches, superseded, *evicted = reply
+        self._expired_handles += expired
+        self._evicted_branches += evicted_branches
+        self._evicted_handles += len(evicted)
+        for raw, why in ((superseded, Leaving.SUPERSEDED), *((raw, Leaving.EVICTED) for raw in evicted)):
+            handle = read_handle(raw)
+            if handle is not None:
+                self.on_left(handle, why)
 
     async def sweep(self) -> None:
         """Ask one server, and those that failed. What has expired is the server's to drop."""
@@ -185,8 +200,15 @@ class RedisLedger(RedisPins):
 
         async def give_back(reply: Any) -> None:
             late = self._found(slot, query, first, reply)
-            if late is not None and late.handle is not None:
-                await self.give_back(late)
+            if late is None or late.handle is None:
+                return
+            try:
+                back = await self.give_back(late)
+            except LedgerUnavailable:
+                self.on_left(late.handle, Leaving.UNSURE)
+                return
+            if not back:
+                self.on_left(late.handle, Leaving.SUPERSEDED)
 
         reply = await self._calls.run(
             _FIND,
@@ -214,6 +236,7 @@ class RedisLedger(RedisPins):
                 return _shared(shared, first) if shared and first < query.own_depth else None
             branch, version, turns, depth, relation, absent, trace, raw = found
             handle = read_handle(raw)
+            self._evicted_handles += raw is not None and handle is None
             absence = _ABSENCES[absent] if absent >= 0 else Absence.NO_HANDLE
             return Found(
                 branch=branch_name(slot, branch),

@@ -4,6 +4,7 @@ Each slot has its own sums and queues, kept by the same scripts that put and tak
 asks all slots in one go. What one router takes, no other does.
 """
 
+import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
@@ -11,7 +12,17 @@ from typing import Any, Final
 from router.ledger.calls import Script
 from router.ledger.codec import NotAValue, decode_trace
 from router.ledger.redis_slots import Slots, branch_name, branch_place, read_handle, tag_of
-from router.ledger.store import Candidate, Finish, Handle, LedgerUnavailable, Line, Page, Pinned
+from router.ledger.store import (
+    Candidate,
+    Finish,
+    Handle,
+    Leaving,
+    LedgerUnavailable,
+    Line,
+    Page,
+    Pinned,
+    Put,
+)
 
 FINISH_CODES: Final = {Finish.OTHER: "-", Finish.TOOL_CALLS: "t", Finish.STOP: "s", Finish.LENGTH: "l"}
 MAX_OWNED: Final = 1_000
@@ -60,7 +71,8 @@ class RedisPins(Slots):
                 await self._calls.pipeline(slot + b"P", [("ZREM", slot + queue, serial)])
                 continue
             if deadline_s is None or not float(deadline_s) > now_s:
-                await self._release(slot, serial)  # late; it does not stand in the way again
+                # Late: it does not stand in the way again.
+                await self._release(slot, serial, version=str(int(version)))
                 continue
             return Candidate(name, int(version), decode, finish, int(tokens), since_s, float(deadline_s))
         return None
@@ -75,15 +87,20 @@ class RedisPins(Slots):
     async def end(self, owner: bytes) -> tuple[Handle, ...] | None:
         if not owner:
             return None
-        key = self._owner_key(owner)
-        asked_s, handles, known = self._now(), [], False
-        (names,) = await self._calls.pipeline(key, [("ZREVRANGE", key, 0, MAX_OWNED - 1)])
+        key, asked_s = self._owner_key(owner), self._now()
+        handles: list[Handle] = []
+        known = False
+        # First of all: a turn that is under way either sees this, or its branch is among those asked for.
+        ended = ("SET", self._ended_key(owner), repr(asked_s), "PX", self._trace_ttl_ms)
+        _, names = await self._calls.pipeline(key, [ended, ("ZREVRANGE", key, 0, MAX_OWNED - 1)])
         try:
             for name in names:
                 place = branch_place(name.decode())
                 if place is None:
                     continue
-                theirs, handle = await self._release(self._slot(place[0]), place[1], owner=owner)
+                theirs, handle = await self._release(
+                    self._slot(place[0]), place[1], owner=owner, leaving=Leaving.ENDED
+                )
                 known = known or theirs
                 if handle is not None:
                     handles.append(handle)
@@ -93,6 +110,10 @@ class RedisPins(Slots):
             # What was taken so far is nobody's any more, and has to be released; the rest can be ended again.
             if not handles:
                 raise
+        except asyncio.CancelledError:
+            for handle in handles:
+                self.on_left(handle, Leaving.ENDED)
+            raise
         return tuple(handles) if known else None
 
     async def conversations(self, *, cursor: str | None, limit: int) -> Page:
@@ -153,34 +174,64 @@ class RedisPins(Slots):
         return tuple(lines)
 
     async def _release(
-        self, slot: bytes, serial: bytes, *, version: str = "", owner: bytes = b""
+        self,
+        slot: bytes,
+        serial: bytes,
+        *,
+        version: str = "",
+        owner: bytes = b"",
+        leaving: Leaving = Leaving.BUDGET,
     ) -> tuple[bool, Handle | None]:
-        """Take a branch's handle; whether the branch was the one that was meant."""
+        """Take a branch's handle; whether the branch was the one that was meant.
+
+        ``leaving`` is told of one that comes when nobody waits for it any more: it is in the store no more.
+        """
+
+        async def taken(reply: Any) -> None:
+            handle = read_handle(reply[2])
+            if handle is not None:
+                self.on_left(handle, leaving)
+
         known, expired, raw = await self._calls.run(
-            _TAKE, (slot + b"b" + serial,), (slot, repr(self._now()), serial, version, owner)
+            _TAKE, (slot + b"b" + serial,), (slot, repr(self._now()), serial, version, owner), late=taken
         )
         self._expired_handles += expired
         return bool(known), read_handle(raw)
 
-    async def _own(self, owner: bytes, branch: str) -> None:
+    async def _own(self, turn: Put, branch: str) -> None:
         """Remember whose a branch is: the newest ``MAX_OWNED`` of those that may still be there.
 
-        The branch itself says so, too, and this only leads to it: without an answer the turn goes on.
+        The branch itself says so, too, and this only leads to it: without an answer the turn goes on. A turn
+        whose conversation was ended meanwhile gives up again what it has left.
         """
-        key, now_s = self._owner_key(owner), self._now()
+        owner, now_s = turn.owner, self._now()
+        key = self._owner_key(owner)
         with suppress(LedgerUnavailable):
-            await self._calls.pipeline(
+            *_, ended_s = await self._calls.pipeline(
                 key,
                 [
                     ("ZADD", key, repr(now_s), branch),
                     ("ZREMRANGEBYSCORE", key, "-inf", f"({now_s - self._trace_ttl_s!r}"),
                     ("ZREMRANGEBYRANK", key, 0, -MAX_OWNED - 1),
                     ("PEXPIRE", key, self._trace_ttl_ms),
+                    ("GET", self._ended_key(owner)),
                 ],
             )
+            place = branch_place(branch)
+            if ended_s is None or turn.began_s is None or place is None or turn.began_s >= float(ended_s):
+                return
+            _, handle = await self._release(
+                self._slot(place[0]), place[1], owner=owner, leaving=Leaving.ENDED
+            )
+            if handle is not None:
+                self.on_left(handle, Leaving.ENDED)
+            await self._calls.pipeline(key, [("ZREM", key, branch)])
 
     def _owner_key(self, owner: bytes) -> bytes:
         return self._slot(tag_of(owner)) + b"o" + owner
+
+    def _ended_key(self, owner: bytes) -> bytes:
+        return self._slot(tag_of(owner)) + b"e" + owner
 
 
 def _pairs(told: Any) -> list[tuple[Any, Any]]:

@@ -9,7 +9,7 @@ from typing import Final
 from router.ledger.calls import Calls, OnState
 from router.ledger.codec import SCHEMA, NotAValue, decode_handle
 from router.ledger.connection import Access
-from router.ledger.store import Handle
+from router.ledger.store import Handle, OnLeft, forgotten
 
 SLOT_TAGS: Final = 64
 """Enough to spread over a cluster; few enough to be asked one by one now and then."""
@@ -32,6 +32,7 @@ class Slots:
         max_branches: int = 1_000_000,
         trace_ttl_s: float = 3600.0,
         max_siblings: int = 8,
+        on_left: OnLeft = forgotten,
     ) -> None:
         limits = {
             "max_branches": max_branches,
@@ -46,6 +47,7 @@ class Slots:
             raise ValueError("a prefix has at least one character, and no brace")
         self._calls = Calls(access, turn_s=turn_s, on_state=on_state)
         self._now = now
+        self.on_left = on_left
         self._agree = agree
         self._prefix = f"{prefix}:{SCHEMA}:".encode()
         self._branches_per_tag = math.ceil(max_branches / SLOT_TAGS)

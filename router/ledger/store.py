@@ -16,13 +16,15 @@ Rules that every implementation keeps, and that ``tests/ledger/conformance.py`` 
 * A handle past its deadline is never given out. Traces outlive handles.
 * A handle *waits* from its put or give-back on until it is found, taken, superseded, expired or evicted;
   exactly as long it counts as pinned and can be taken for release (``PinLedger``).
+* A handle that leaves while nobody has it in hand, because its branch moves on, is evicted or has ended, is
+  told to ``PinLedger.on_left``: its decode node keeps it all the same.
 * Everything is bounded: by entries, by bytes, by age; the least recently used branch goes first.
 
 All times are seconds on the clock that the ledger was made with: a process-wide monotonic one in memory, the
 store's own where several processes share one (``router.ledger.clock``).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
@@ -104,6 +106,30 @@ class Handle:
     """Depth of the last message with an image, audio or the like; 0 where there is none."""
 
 
+class Leaving(StrEnum):
+    """Why a handle left the ledger without a turn that takes it."""
+
+    SUPERSEDED = "superseded"
+    """Its branch moved on without it."""
+    EVICTED = "evicted"
+    """Its branch was dropped: too many, too large, or not used for too long."""
+    UNKEPT = "unkept"
+    """It is too large to be kept, or no boundary leads to it."""
+    ENDED = "ended"
+    """Its conversation was ended while its turn was under way, or when its end was given up."""
+    BUDGET = "budget"
+    """It was taken to be released, and whoever took it did not wait for it any more."""
+    UNSURE = "unsure"
+    """It may still be in the ledger, and a turn may find it: it is not to be released."""
+
+
+OnLeft = Callable[[Handle, Leaving], None]
+
+
+def forgotten(handle: Handle, leaving: Leaving) -> None:
+    """``OnLeft`` where nobody keeps account of what decode nodes hold."""
+
+
 @dataclass(frozen=True, slots=True)
 class Trace:
     """What is known of a branch's newest turn besides its handle; readable by any number of turns."""
@@ -166,6 +192,8 @@ class Put:
     """As in ``Query``; a shared ledger keeps a conversation where its own opening says."""
     owner: bytes = b""
     """As ``owner_of`` gives it: whoever presents the same may end the conversation."""
+    began_s: float | None = None
+    """When the turn was looked up: an end of its conversation since then wins. None: there was none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +289,9 @@ class PinLedger(Protocol):
     Methods raise ``LedgerUnavailable`` and nothing else. None of them takes longer the more there is.
     """
 
+    on_left: OnLeft
+    """Told of each handle that leaves while nobody has it in hand; set before the ledger is used."""
+
     async def pinned(self) -> Mapping[str, Pinned]:
         """What waits on each decode node, by key; a node that nothing waits on may be missing."""
 
@@ -276,7 +307,8 @@ class PinLedger(Protocol):
     async def end(self, owner: bytes) -> tuple[Handle, ...] | None:
         """Take all handles of a conversation that wait, and forget whose it was; None where none is known.
 
-        Its traces stay. Should it go on all the same, its next turn finds no handle.
+        Its traces stay. Should it go on all the same, its next turn finds no handle. What turns have in hand
+        that are under way comes back no more, and what they leave is not kept (``Put.began_s``).
         """
 
     async def conversations(self, *, cursor: str | None, limit: int) -> Page:

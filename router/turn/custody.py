@@ -1,5 +1,6 @@
 """A handle that a turn has taken: used once, given back, released, or lost, and never twice."""
 
+import asyncio
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -8,7 +9,7 @@ from router.telemetry.facts import Facts, HandleFact, Outcome
 from router.turn.release import Cause, Releases
 
 
-class _Place(Enum):
+class _Course(Enum):
     HERE = auto()
     SENT = auto()
     """On its way, and what becomes of it is not known yet."""
@@ -24,12 +25,12 @@ class Custody:
     facts: Facts
     releases: Releases = field(default_factory=Releases)
     """Where handles go that nobody can use any more, but their decode node still keeps."""
-    _place: _Place = _Place.HERE
+    _course: _Course = _Course.HERE
 
     @property
     def handle(self) -> Handle | None:
         """The handle, while it may still be sent."""
-        if self.found is None or self._place is not _Place.HERE:
+        if self.found is None or self._course is not _Course.HERE:
             return None
         return self.found.handle
 
@@ -40,18 +41,18 @@ class Custody:
 
     def sent(self) -> None:
         """It is on its way to P; from here on it is used up, whatever happens."""
-        self._place = _Place.SENT
+        self._course = _Course.SENT
 
     def returned(self) -> None:
         """It turned out that not a byte of the leg left."""
-        if self._place is _Place.SENT:
-            self._place = _Place.HERE
+        if self._course is _Course.SENT:
+            self._course = _Course.HERE
 
     def dropped(self, detail: str) -> None:
         """It is of no use to anybody: its engine is gone, or the pair is not to be trusted with it."""
         handle = self.handle
         if handle is not None:
-            self._place = _Place.GONE
+            self._course = _Course.GONE
             self.tell(Outcome.LOST, handle.tokens, detail)
 
     def superfluous(self, detail: str) -> None:
@@ -68,13 +69,13 @@ class Custody:
         """
         handle = self.handle if self.superseded else None
         if handle is not None:
-            self._place = _Place.GONE
+            self._course = _Course.GONE
         return handle
 
     def tell(self, outcome: Outcome, tokens: int, detail: str = "") -> None:
         """Publish what became of it. With the outcome of a handle that was sent its course is over."""
-        if self._place is _Place.SENT:
-            self._place = _Place.GONE
+        if self._course is _Course.SENT:
+            self._course = _Course.GONE
         if self.found is not None and self.found.handle is not None:
             self.facts.publish(HandleFact(outcome, self.found.handle.decode, tokens, detail))
             if outcome is Outcome.FAILED:
@@ -82,19 +83,22 @@ class Custody:
 
     async def close(self) -> None:
         """Give back what was never sent. Never raises LedgerUnavailable: a lost handle is a cold turn."""
-        if self._place is _Place.SENT and self.found is not None and self.found.handle is not None:
+        if self._course is _Course.SENT and self.found is not None and self.found.handle is not None:
             self.tell(Outcome.LOST, self.found.handle.tokens, "leg_ended")
             self.releases.lost(self.found.handle)
         handle = self.handle
         if handle is None or self.found is None:
             return
-        self._place = _Place.GONE
+        self._course = _Course.GONE
         try:
             back = await self.ledger.give_back(self.found)
         except LedgerUnavailable:
             self.tell(Outcome.LOST, handle.tokens, "ledger_down")
             self.releases.lost(handle)  # not to be released: the ledger may have taken it back all the same
             return
+        except asyncio.CancelledError:
+            self.releases.lost(handle)  # the same: nobody waits for what the ledger says
+            raise
         self.tell(Outcome.GIVEN_BACK if back else Outcome.LOST, handle.tokens, "" if back else "moved_on")
         if not back:
             self.releases.add(handle, Cause.SUPERSEDED)

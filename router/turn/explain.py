@@ -5,15 +5,15 @@ before anything else is awaited: a turn that comes in between finds none, and go
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from router.fleet.fit import Line
 from router.fleet.node import Node, Role
-from router.ledger.store import Found, LedgerUnavailable
+from router.ledger.store import Found
 from router.turn.context import Context
+from router.turn.custody import Custody
 from router.turn.members import InvalidRequest
 from router.turn.plan import Situation
 from router.turn.request import Endpoint, Request, read_request
@@ -51,9 +51,8 @@ async def explain_asked(context: Context, document: bytes, tenant_of: TenantOf) 
 async def explain(context: Context, request: Request, tenant: bytes | None) -> dict[str, Any]:
     """What ``request`` would do now, as a JSON object: nothing is sent, and nothing is used up."""
     known = await look_up(context, request, tenant)
-    if known.found is not None and known.found.handle is not None:
-        with suppress(LedgerUnavailable):  # a cold turn later, and no reason to tell nothing now
-            await context.ledger.give_back(known.found)
+    # What does not go back is a cold turn later, and no reason to tell nothing now.
+    await Custody(known.found, context.ledger, context.facts, context.releases).close()
     situation = situate(context, request, known)
     plan, sizes = choose(situation), sizes_of(situation)
     return {

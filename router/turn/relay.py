@@ -119,12 +119,13 @@ class _Turn:
         return [may_serve(pool, role, model) for role in roles]
 
     async def _run(self) -> None:
+        began_s = self.context.now()
         known = await look_up(self.context, self.request, self.tenant)
         learn_gap(self.context, known.found)
         custody = Custody(known.found, self.context.ledger, self.context.facts, self.context.releases)
         try:
             lineage = known.lineage if known.remembers else None
-            memory = Memory(self.context, self.request, lineage, custody, self.tenant)
+            memory = Memory(self.context, self.request, lineage, custody, self.tenant, began_s)
             situation = situate(self.context, self.request, known)
             await self._legs(Prefilling(self.context, situation, custody, self.record), memory)
         finally:

@@ -21,13 +21,15 @@ from typing import Final
 
 from router.fleet.node import Node, process_of
 from router.fleet.snapshot import Pool
-from router.ledger.store import Handle
+from router.ledger.store import Handle, Leaving
 from router.turn.plan import restarted
 
 MAX_QUEUED: Final = 10_000
 """Handles that wait to be released; of more than that the oldest are left to expire."""
 MAX_SEEN: Final = 256
 """Handles that one look at the queue takes in."""
+MAX_PROVEN: Final = 4_096
+"""Prefill nodes that are known to cope with handles; of more than that the first has to show it again."""
 _LOOKED_AT: Final = 16
 """Handles that are looked at for one that may ride along."""
 
@@ -41,10 +43,22 @@ class Cause(StrEnum):
     """Its client said that the conversation is over."""
     SUPERSEDED = "superseded"
     """Its branch has moved on without it."""
+    EVICTED = "evicted"
+    """The ledger had no room for its branch any more."""
     ONE_SHOT = "one_shot"
     """Its turn was to be the only one."""
     UNKEPT = "unkept"
-    """No turn will ever find it: the caller has no identity, or nothing is to be reused."""
+    """No turn will ever find it: the caller has no identity, nothing is to be reused, or it is too large."""
+
+
+_CAUSES: Final = {
+    Leaving.SUPERSEDED: Cause.SUPERSEDED,
+    Leaving.EVICTED: Cause.EVICTED,
+    Leaving.UNKEPT: Cause.UNKEPT,
+    Leaving.ENDED: Cause.ENDED,
+    Leaving.BUDGET: Cause.BUDGET,
+}
+"""Why it may be released; of any other handle somebody may still make use."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,6 +88,7 @@ class Releases:
     _lost_tokens: dict[str, int] = field(default_factory=dict)
     _losses: int = 0
     _proven: dict[str, str | None] = field(default_factory=dict)
+    """Prefill nodes, and the process that was behind each then."""
 
     def __len__(self) -> int:
         """How many wait; not those that are on their way."""
@@ -92,6 +107,14 @@ class Releases:
         _add(self._tokens, handle.decode, handle.tokens)
         self._lose(handle)
 
+    def left(self, handle: Handle, leaving: Leaving) -> None:
+        """``handle`` has left the ledger, and nobody has it in hand."""
+        cause = _CAUSES.get(leaving)
+        if cause is None:
+            self.lost(handle)
+        else:
+            self.add(handle, cause)
+
     def pinned_tokens(self, decode: str) -> int:
         """What is pinned on a node by handles that are not in the ledger any more."""
         return self._tokens.get(decode, 0)
@@ -104,6 +127,9 @@ class Releases:
 
     def prove(self, prefill: str, process: str | None) -> None:
         """A prefill node has answered a leg that carried a handle: strangers' may ride along from now on."""
+        self._proven.pop(prefill, None)  # it is the newest again
+        while len(self._proven) >= MAX_PROVEN:
+            del self._proven[next(iter(self._proven))]  # nodes come and go
         self._proven[prefill] = process
 
     def along(self, prefill: Node, pool: Pool, cooling: Collection[tuple[str, str]]) -> Due | None:

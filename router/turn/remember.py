@@ -1,5 +1,6 @@
 """What a turn leaves in the ledger when it ended well: the trace, and D's handle if it gave a usable one."""
 
+import asyncio
 from dataclasses import dataclass
 
 from router.engines import nixl
@@ -28,6 +29,8 @@ class Memory:
     lineage: Lineage | None
     custody: Custody
     tenant: bytes | None = None
+    began_s: float | None = None
+    """When the turn was looked up, on the ledger's clock."""
 
     async def __call__(self, plan: Plan, prefilled: Prefilled | None, ended: Ended) -> None:
         """Record a turn; a ledger that is down costs the next turn its reuse, nothing else."""
@@ -58,6 +61,7 @@ class Memory:
             self.request.conversation,
             lineage.own_depth,
             owner_of(self.tenant or b"", self.request.conversation),
+            self.began_s,
         )
         try:
             await self.context.ledger.put(put)
@@ -67,6 +71,9 @@ class Memory:
                 self.custody.tell(Outcome.LOST, kept.tokens, "ledger_down")
             self._unsure(handle, kept)
             return
+        except asyncio.CancelledError:
+            self._unsure(handle, kept)
+            raise
         if at_once is not None:
             self._release(at_once, handle, kept)
             return

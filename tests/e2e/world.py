@@ -74,6 +74,8 @@ class World(Stage):
         facts = Facts(on_error=self.failures.append)
         decodes = [origin for origin in engines if origin not in prefills]
         ledger = MemoryLedger(max_branches=setup.max_branches, trace_ttl_s=3_600.0, now=clock.now)
+        releases = Releases(clock.now)
+        ledger.on_left = releases.left
         self.context = Context(
             upstream=self.upstream,
             fleet=Fleet.of(prefills, decodes, facts=facts, now=clock.now),
@@ -91,7 +93,7 @@ class World(Stage):
                 stay_max_tokens=setup.stay_max_tokens,
             ),
             now=clock.now,
-            releases=Releases(clock.now),
+            releases=releases,
             pins=ledger,
         )
         self.relay = Relay(self.context)

@@ -19,10 +19,12 @@ local function wait(prefix, id, now, trace_ttl_ms, h)
     end
 end
 
--- Absences: 0 no handle, 1 expired, 2 small gain, 3 released. Returns 1 where there was one.
+-- Absences: 0 no handle, 1 expired, 2 small gain, 3 released. Returns 1 where there was one, and its value, where
+-- the server still has that.
 local function done(prefix, id, absence)
     local at = prefix .. 'b' .. id
     local f = call('HMGET', at, 'ht', 'dn', 'f')
+    local value = f[2] and call('GET', prefix .. 'h' .. id)
     call('DEL', prefix .. 'h' .. id)
     if f[2] then
         call('HINCRBY', prefix .. 'P', 't' .. f[2], -tonumber(f[1]))
@@ -33,6 +35,6 @@ local function done(prefix, id, absence)
         call('HDEL', at, 'd', 'ht', 'hp', 'dn', 'f', 'w')
         call('HSET', at, 'a', absence)
     end
-    return call('ZREM', prefix .. 'H', id)
+    return call('ZREM', prefix .. 'H', id), value
 end
 

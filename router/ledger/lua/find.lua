@@ -26,7 +26,7 @@ local function branch_at(id, key, depth)
     if not deadline then return found end
     -- The server drops a handle by its own clock; ours may be behind it.
     if not (deadline > now) or call('EXISTS', prefix .. 'h' .. id) == 0 then
-        expired = expired + done(prefix, id, 1)
+        expired = expired + (done(prefix, id, 1))
         found.absence = 1
         return found
     end
@@ -63,8 +63,8 @@ for depth = (here or before) and last or 0, first, -1 do
     if best then
         local handle = false
         if best.absence == -1 then
-            handle = call('GET', prefix .. 'h' .. best.id)
-            done(prefix, best.id, 0)
+            local _
+            _, handle = done(prefix, best.id, 0)
         end
         call('PEXPIRE', best.at, ttl_ms)
         call('PEXPIRE', KEYS[1], 2 * ttl_ms)

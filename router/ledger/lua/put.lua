@@ -7,7 +7,7 @@
 --       14 owner, 15 absence where no handle comes, 16 most branches at a boundary, 17 most branches of a slot,
 --       18 handle or '', 19 its deadline_s, 20 its ttl in ms, 21 its tokens, 22 those of its prompt,
 --       23 its decode node, 24 finish
--- Reply {id, expired handles, evicted branches, evicted handles}
+-- Reply {id, expired handles, evicted branches, the handle that was superseded or false, evicted handles ...}
 
 local prefix, now, ttl_ms, first = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local last = first + #ARGV[5] / 16 - 1
@@ -49,7 +49,7 @@ end
 call('PEXPIRE', KEYS[1], 2 * ttl_ms)
 
 local at = prefix .. 'b' .. id
-done(prefix, id, 0)
+local _, superseded = done(prefix, id, 0)
 call('HINCRBY', at, 'v', 1)
 call('HINCRBY', at, 'n', 1)
 call('HSET', at, 'k', boundary(last), 't', ARGV[11], 'pb', ARGV[12], 'c', ARGV[13], 'o', ARGV[14], 'a', ARGV[15])
@@ -60,16 +60,17 @@ end
 call('PEXPIRE', at, ttl_ms)
 call('ZADD', KEYS[3], now, id)
 
-local expired, branches, handles = 0, 0, 0
+local expired, branches, evicted = 0, 0, {}
 for _, late in ipairs(call('ZRANGEBYSCORE', prefix .. 'H', '-inf', now, 'LIMIT', 0, 100)) do
-    expired = expired + done(prefix, late, 1)
+    expired = expired + (done(prefix, late, 1))
 end
 call('ZREMRANGEBYSCORE', KEYS[3], '-inf', tonumber(now) - ttl_ms / 1000)
-for _ = 1, call('ZCARD', KEYS[3]) - tonumber(ARGV[17]) do
+for _ = 1, math.min(call('ZCARD', KEYS[3]) - tonumber(ARGV[17]), 100) do
     local oldest = call('ZPOPMIN', KEYS[3])[1]
-    handles = handles + done(prefix, oldest, 0)
+    local _, handle = done(prefix, oldest, 0)
+    if handle then evicted[#evicted + 1] = handle end
     call('DEL', prefix .. 'b' .. oldest)
     branches = branches + 1
 end
 call('PEXPIRE', KEYS[3], 2 * ttl_ms)
-return {id, expired, branches, handles}
+return {id, expired, branches, superseded or false, unpack(evicted)}
