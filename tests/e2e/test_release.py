@@ -5,15 +5,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 
+import msgspec
 import pytest
 
 from router.ledger.store import LedgerUnavailable
 from router.sim.engine import SimEngine
 from router.sim.faults import Fault
 from router.telemetry.facts import Fact, HandleFact, LegFailed, Outcome, UsageAfterRelease
+from router.turn.custody import Custody
 from router.turn.ending import end_conversation
 from router.turn.release import Cause
 from router.turn.releasing import CONFIRM_S, PRESSING_S, RIDE_WAIT_S, Releasing
+from router.turn.request import Endpoint, read_request
+from router.turn.situate import look_up
 from tests.e2e.asks import CHAT, MODEL, Ask, Message, passage
 from tests.e2e.setups import Setup, pair
 from tests.e2e.stage import Turn
@@ -202,6 +206,65 @@ def test_a_final_turn_takes_all_of_its_conversation_along(pool: Pool) -> None:
     pool.settle()
     assert pool.pinned == 0
     pool.clean(first, branch, last)
+
+
+def test_an_end_wins_over_a_turn_that_is_under_way(pool: Pool) -> None:
+    first = pool.turn(question(1), conversation="mine")
+    pool.world.pause(1.0)
+    tenant = blake2b(TENANT.encode(), digest_size=16).digest()
+    pool.world.disturb(Fault(path=CHAT, leg="decode", delay_s=5.0), pool.world.decodes)
+    history = [*question(1), said(first), {"role": "user", "content": "and?"}]
+    ask = Ask(CHAT, {"model": MODEL, "messages": history}, TENANT, "mine", (("x-session-id", "mine"),))
+
+    async def end_meanwhile() -> tuple[Turn, int | None]:
+        turning = asyncio.ensure_future(pool.world.turn(ask))
+        await asyncio.sleep(2.0)
+        ended = await end_conversation(pool.world.context, tenant, "mine")
+        return await turning, ended
+
+    second, released = pool.world.run(end_meanwhile())
+    assert (second.status, released) == (200, 0)
+    assert second.plan in ("pull", "local")
+    pool.settle()
+    assert pool.pinned == 0
+    assert Cause.ENDED in pool.outcomes(Outcome.RELEASED)
+    third = pool.turn([*history, said(second), {"role": "user", "content": "still there?"}])
+    assert (third.plan, third.reason) == ("cold", "released")
+    pool.clean(first, second, third)
+
+
+def test_an_end_wins_over_a_turn_that_fails(pool: Pool) -> None:
+    """It took the handle, could not send it, and does not bring it back to a conversation that is over."""
+    first = pool.turn(question(1), conversation="mine")
+    pool.world.pause(1.0)
+    tenant = blake2b(TENANT.encode(), digest_size=16).digest()
+    history = [*question(1), said(first), {"role": "user", "content": "and?"}]
+    request = read_request(
+        Endpoint.CHAT, CHAT, (), msgspec.json.encode({"model": MODEL, "messages": history}), turn_id="t"
+    )
+
+    async def end_meanwhile() -> None:
+        context = pool.world.context
+        known = await look_up(context, request, tenant)
+        assert known.found is not None
+        assert known.found.handle is not None
+        assert await end_conversation(context, tenant, "mine") == 0
+        await Custody(known.found, context.ledger, context.facts, context.releases).close()
+
+    pool.world.run(end_meanwhile())
+    assert len(pool.world.context.releases) == 1
+    pool.settle()
+    assert pool.pinned == 0
+
+
+def test_a_ledger_without_room_gives_back_what_it_drops() -> None:
+    pool = Pool(replace(small(), max_branches=3))
+    with pool.world:
+        for number in range(6):
+            pool.turn(question(number))
+        pool.settle()
+        assert len(pool.decode.pins.by_request) == 3
+        assert pool.outcomes(Outcome.RELEASED) == [Cause.EVICTED] * 3
 
 
 def test_a_one_shot_turn_leaves_no_pin(pool: Pool) -> None:

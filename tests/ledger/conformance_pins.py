@@ -11,7 +11,18 @@ from typing import Protocol, cast
 
 import pytest
 
-from router.ledger.store import Absence, Finish, Found, Handle, Ledger, Line, PinLedger, Put, owner_of
+from router.ledger.store import (
+    Absence,
+    Finish,
+    Found,
+    Handle,
+    Leaving,
+    Ledger,
+    Line,
+    PinLedger,
+    Put,
+    owner_of,
+)
 from tests.ledger.play import TTL_S, Clock, Make, Play, asking, handle_of
 
 
@@ -24,6 +35,8 @@ class Lines:
 
     def __init__(self, ledger: Both, clock: Clock) -> None:
         self.ledger, self.clock, self._play = ledger, clock, Play(ledger, clock)
+        self.left: list[tuple[Handle, Leaving]] = []
+        ledger.on_left = lambda handle, leaving: self.left.append((handle, leaving))
 
     async def put(
         self,
@@ -34,6 +47,7 @@ class Lines:
         conversation: str = "",
         tenant: bytes = b"t",
         ttl_s: float = TTL_S,
+        began_s: float | None = None,
     ) -> Handle:
         """End a turn well; the handle that it left, of a hundred tokens a message and 50."""
         query = asking(*history)
@@ -49,6 +63,7 @@ class Lines:
                 handle,
                 conversation,
                 owner=owner_of(tenant, conversation),
+                began_s=began_s,
             )
         )
         return handle
@@ -240,6 +255,71 @@ class PinRules:
         handle = await lines.put("m0", "a0", "m1", found=found, conversation="second name")
         assert await lines.ledger.end(owner_of(b"t", "first name")) is None
         assert await lines.ledger.end(owner_of(b"t", "second name")) == (handle,)
+
+    async def test_an_end_wins_over_the_turn_that_has_the_handle(self, lines: Lines, clock: Clock) -> None:
+        await lines.put("m0", conversation="c")
+        began_s, found = clock.now_s, await lines.find("m0", "a0", "m1")
+        assert found.handle is not None
+        clock.advance(1.0)
+        assert await lines.ledger.end(owner_of(b"t", "c")) == ()
+        assert not await lines.ledger.give_back(found), "it is not to wait again"
+        handle = await lines.put("m0", "a0", "m1", found=found, conversation="c", began_s=began_s)
+        assert lines.left == [(handle, Leaving.ENDED)]
+        assert await lines.pinned() == {}
+        assert await lines.ledger.end(owner_of(b"t", "c")) is None, "and the conversation stays ended"
+        gone_on = await lines.find("m0", "a0", "m1", "a1", "m2")
+        assert (gone_on.handle, gone_on.absence) == (None, Absence.RELEASED)
+        assert lines.left == [(handle, Leaving.ENDED)]
+
+    async def test_an_end_wins_over_a_first_turn_under_way(self, lines: Lines, clock: Clock) -> None:
+        began_s = clock.now_s
+        clock.advance(1.0)
+        assert await lines.ledger.end(owner_of(b"t", "c")) is None
+        handle = await lines.put("m0", conversation="c", began_s=began_s)
+        assert lines.left == [(handle, Leaving.ENDED)]
+        other = await lines.put("m1", conversation="another", began_s=began_s)
+        assert (await lines.find("m1", "a0", "m1")).handle == other
+
+    async def test_what_begins_after_the_end_is_kept(self, lines: Lines, clock: Clock) -> None:
+        await lines.put("m0", conversation="c")
+        await lines.ledger.end(owner_of(b"t", "c"))
+        clock.advance(1.0)
+        began_s, found = clock.now_s, await lines.find("m0", "a0", "m1")
+        clock.advance(1.0)
+        handle = await lines.put("m0", "a0", "m1", found=found, conversation="c", began_s=began_s)
+        assert (await lines.find("m0", "a0", "m1", "a1", "m2")).handle == handle
+        assert lines.left == []
+
+    # What leaves unasked
+
+    async def test_a_handle_that_is_superseded_while_it_waits(self, lines: Lines) -> None:
+        handle = await lines.put("m0")
+        slow, fast = await lines.find("m0", "a0", "m1"), await lines.find("m0", "a0", "m1")
+        assert (slow.handle, fast.handle) == (handle, None)
+        assert await lines.ledger.give_back(slow)
+        await lines.put("m0", "a0", "m1", found=fast)
+        assert lines.left == [(handle, Leaving.SUPERSEDED)]
+        assert await lines.pinned() == {"d:1": (350, 1)}
+
+    async def test_a_handle_whose_branch_has_no_room(self, make: Make, clock: Clock) -> None:
+        lines = Lines(cast(Both, make(max_branches=1)), clock)
+        first = await lines.put("m0", "one")
+        clock.advance(1.0)
+        await lines.put("m0", "two")
+        assert lines.left == [(first, Leaving.EVICTED)]
+        assert await lines.pinned() == {"d:1": (250, 1)}
+
+    async def test_a_handle_that_is_over_leaves_without_a_word(self, lines: Lines, clock: Clock) -> None:
+        await lines.put("m0", ttl_s=5.0)
+        found = await lines.find("m0", "a0", "m1")
+        clock.advance(5.0)
+        await lines.ledger.give_back(found)
+        await lines.put("m0", "a0", "m1", found=found, ttl_s=0.0)
+        assert lines.left == []
+
+    async def test_a_handle_that_no_boundary_leads_to(self, lines: Lines) -> None:
+        handle = await lines.put()
+        assert lines.left == [(handle, Leaving.UNKEPT)]
 
     # What operators see
 

@@ -9,7 +9,7 @@ import pytest
 
 from router.ledger.redis import MAX_HANDLE_BYTES, RedisLedger
 from router.ledger.redis_slots import SLOT_TAGS, branch_place
-from router.ledger.store import Absence, Finish, Put, Relation
+from router.ledger.store import Absence, Finish, Handle, Leaving, Put, Relation
 from tests.ledger import servers
 from tests.ledger.play import Clock, Play, asking, handle_of
 from tests.ledger.redis_play import redis_ledger
@@ -242,7 +242,10 @@ async def test_a_handle_without_end_is_not_kept_whole(own: Server) -> None:
         assert put.handle is not None
         noise = bytes(at * at % 251 for at in range(4 * MAX_HANDLE_BYTES))
         large = replace(put.handle, params=noise[: 2 * MAX_HANDLE_BYTES], engine_id="e" * MAX_HANDLE_BYTES)
+        left: list[tuple[Handle, Leaving]] = []
+        ledger.on_left = lambda handle, leaving: left.append((handle, leaving))
         await ledger.put(replace(put, handle=large))
+        assert left == [(large, Leaving.UNKEPT)]
         found = await play.find(asking("m0", "a0", "m1"))
         assert (found.handle, found.absence) == (None, Absence.NO_HANDLE)
         assert found.trace == put.trace

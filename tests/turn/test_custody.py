@@ -1,5 +1,7 @@
 """A handle in a turn's hands is used once, given back if never sent, or lost; and each is told once."""
 
+import asyncio
+
 import pytest
 
 from router.ledger.memory import MemoryLedger
@@ -185,6 +187,22 @@ async def test_a_ledger_that_is_down_costs_the_handle_and_nothing_else() -> None
     await custody.close()
     assert heard == [HandleFact(Outcome.LOST, "d1", 300, "ledger_down")]
     assert held(custody) is None
+
+
+async def test_whoever_does_not_wait_for_the_ledger_counts_the_handle() -> None:
+    class Slow(Down):
+        async def give_back(self, found: Found) -> bool:
+            await asyncio.Event().wait()
+            return True
+
+    releases = Releases(now)
+    custody = Custody(await take(await a_ledger()), Slow(), Facts(), releases)
+    closing = asyncio.ensure_future(custody.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert (len(releases), releases.lost_tokens("d1")) == (0, 300)
 
 
 async def test_a_turn_that_found_no_handle_has_nothing_to_give_back() -> None:

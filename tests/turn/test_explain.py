@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from router.http.identity import ANONYMOUS, tenant_of
+from router.ledger.store import Found, LedgerUnavailable
 from router.turn.explain import explain, explain_asked
 from router.turn.members import InvalidRequest
 from router.turn.request import Endpoint, Request, read_request
@@ -47,6 +48,19 @@ async def test_what_is_told_is_what_is_done_and_the_handle_is_still_there() -> N
         tokens = answer.json()["usage"]["prompt_tokens"]
         assert found["tokens"]["prompt"] == pytest.approx(tokens, rel=0.15)
         pool.sound()
+
+
+async def test_a_handle_that_cannot_go_back_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with http_pool() as pool:
+        body, context = await second_turn(pool), pool.router.context
+
+        async def down(found: Found) -> bool:
+            raise LedgerUnavailable("down")
+
+        monkeypatch.setattr(context.ledger, "give_back", down)
+        found = await told(pool, body)
+        decode = found["found"]["handle"]["decode"]
+        assert context.releases.lost_tokens(decode) == found["found"]["handle"]["tokens"]
 
 
 async def test_every_pair_and_every_node_is_told() -> None:

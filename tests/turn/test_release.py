@@ -6,7 +6,7 @@ import pytest
 
 from router.fleet.node import Engine, Node, Role, State, node_of
 from router.fleet.snapshot import Pool
-from router.ledger.store import Handle
+from router.ledger.store import Handle, Leaving
 from router.turn import release
 from router.turn.release import Cause, Due, Releases, pairs
 
@@ -110,6 +110,28 @@ def test_the_queue_is_bounded(releases: Releases, monkeypatch: pytest.MonkeyPatc
         releases.add(handle(tokens), Cause.ENDED)
     assert [due.handle.tokens for due in releases.waiting()] == [3, 4, 5]
     assert releases.pinned_tokens(D.key) == 15, "what is left to expire is pinned all the same"
+
+
+@pytest.mark.parametrize("leaving", list(Leaving))
+def test_what_leaves_the_ledger_by_itself_is_released_or_counted(
+    releases: Releases, leaving: Leaving
+) -> None:
+    releases.left(handle(100), leaving)
+    assert releases.pinned_tokens(D.key) == 100
+    is_lost = leaving is Leaving.UNSURE
+    assert [due.cause for due in releases.waiting()] == ([] if is_lost else [Cause(leaving)])
+    assert releases.lost_tokens(D.key) == (100 if is_lost else 0)
+
+
+def test_the_nodes_that_are_known_to_cope_are_bounded(
+    releases: Releases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(release, "MAX_PROVEN", 2)
+    for key in (P.key, "another", P.key, "a third"):
+        releases.prove(key, "e-p")
+    releases.add(handle(), Cause.ENDED)
+    assert releases.along(replace(P, key="another"), POOL, ()) is None
+    assert releases.along(P, POOL, ()) is not None
 
 
 # Riding along
