@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from router.ledger.memory import SWEEP_BRANCHES, SWEEP_HANDLES, MemoryLedger
-from router.ledger.store import Finish, Found, Handle, Pinned, Put, Relation, Trace
+from router.ledger.store import Finish, Found, Handle, Leaving, Pinned, Put, Relation, Trace
 from router.turn.digest import chain
 from tests.ledger.conformance import LedgerBounds, LedgerRules
 from tests.ledger.conformance_pins import PinRules
@@ -140,6 +140,9 @@ class Turn:
     found: Found | None
     moves: int = 0
     """How often its branch had been put when it was found."""
+    ends: int = 0
+    """How often its conversation had been ended then."""
+    began_s: float = 0.0
     gave_back: bool = False
 
 
@@ -161,6 +164,7 @@ class Line:
     tip: tuple[str, ...]
     moves: int
     owner: bytes = b""
+    ends: int = 0
 
 
 histories = st.lists(st.sampled_from("ab"), min_size=1, max_size=6).map(tuple)
@@ -188,6 +192,17 @@ class Turns(RuleBasedStateMachine):
         self.handles: dict[bytes, Known] = {}
         self.lines: dict[str, Line] = {}
         self.histories: list[tuple[str, ...]] = []
+        self.ended_s: dict[bytes, float] = {}
+        self.left: dict[bytes, Leaving] = {}
+        self.ledger.on_left = self.on_left
+
+    def on_left(self, handle: Handle, leaving: Leaving) -> None:
+        assert handle.params not in self.left, "told twice"
+        assert handle.deadline_s > self.clock.now_s, "nobody has to be told that its time is over"
+        self.left[handle.params] = leaving
+        if handle.params in self.handles:
+            assert self.handles[handle.params].free, "somebody has it in hand"
+            self.handles[handle.params].free = False
 
     def good(self, known: Known) -> bool:
         return known.free and known.deadline_s > self.clock.now_s
@@ -200,7 +215,7 @@ class Turns(RuleBasedStateMachine):
         longest = max((common(history, put) for put in self.histories), default=0)
         if found is None:
             assert self.forgets or longest == 0
-            return Turn(history, None)
+            return Turn(history, None, began_s=self.clock.now_s)
         assert found.depth == longest or (self.forgets and found.depth < longest)
         line = self.lines[found.branch]
         held, begun = line.tip, history[: found.depth]
@@ -226,7 +241,7 @@ class Turns(RuleBasedStateMachine):
                 if self.good(known) and self.lines[known.branch].tip == begun
             ]
             assert not refused, "an extension was refused a handle that was there"
-        return Turn(history, found, line.moves)
+        return Turn(history, found, line.moves, line.ends, self.clock.now_s)
 
     @rule(target=turns, turn=consumes(turns))
     def give_back(self, turn: Turn) -> Turn:
@@ -238,10 +253,10 @@ class Turns(RuleBasedStateMachine):
             assert not accepted
             return turn
         known = self.handles[found.handle.params]
-        current = self.lines[found.branch].moves == turn.moves
-        expected = current and known.deadline_s > self.clock.now_s
+        line = self.lines[found.branch]
+        expected = (line.moves, line.ends) == (turn.moves, turn.ends) and known.deadline_s > self.clock.now_s
         assert accepted is expected or (self.forgets and not accepted)
-        known.free = accepted
+        known.free = accepted and found.handle.params not in self.left
         return replace(turn, gave_back=True)
 
     @rule(
@@ -254,26 +269,38 @@ class Turns(RuleBasedStateMachine):
         depth, found = len(turn.history), turn.found
         handle = None if ttl_s is None else handle_of(100 * depth, self.clock.now_s + ttl_s)
         trace = replace(Play(self.ledger, self.clock).trace(depth), finish=finish)
-        branch = step(self.ledger.put(Put(keys_of(*turn.history), found, trace, handle, owner=owner)))
+        put = Put(keys_of(*turn.history), found, trace, handle, owner=owner, began_s=turn.began_s)
+        branch = step(self.ledger.put(put))
+        is_over = turn.began_s < self.ended_s.get(owner, 0.0)
         moves_on = (
             found is not None
             and found.relation is Relation.EXTENSION
             and self.lines[found.branch].moves == turn.moves
+            and self.lines[found.branch].ends == turn.ends
         )
         if branch in self.lines:
             assert found is not None
             assert branch == found.branch
             assert moves_on
             for known in self.handles.values():
-                if known.branch == branch:
-                    known.free = False  # superseded
+                if known.branch == branch and known.deadline_s <= self.clock.now_s:
+                    known.free = False  # dropped without a word
+            assert self.forgets or not any(
+                known.free for known in self.handles.values() if known.branch == branch
+            ), "superseded"
         else:
             assert self.forgets or not moves_on
             self.lines[branch] = Line((), 0)
-        self.lines[branch] = Line(turn.history, self.lines[branch].moves + 1, owner)
+        line = self.lines[branch]
+        self.lines[branch] = Line(turn.history, line.moves + 1, b"" if is_over else owner, line.ends)
         self.histories.append(turn.history)
         if handle is not None:
-            self.handles[handle.params] = Known(branch, handle.deadline_s, handle.tokens, free=True)
+            left = self.left.get(handle.params)
+            if is_over and handle.deadline_s > self.clock.now_s:
+                assert left is Leaving.ENDED
+            else:
+                assert left is None or (self.forgets and left is Leaving.EVICTED)
+            self.handles[handle.params] = Known(branch, handle.deadline_s, handle.tokens, free=left is None)
 
     @rule(finish=st.sampled_from(Finish))
     def release(self, finish: Finish) -> None:
@@ -292,12 +319,15 @@ class Turns(RuleBasedStateMachine):
         owned = [branch for branch, line in self.lines.items() if owner and line.owner == owner]
         if not self.forgets:
             assert (ended is not None) is bool(owned)
+        if owner:
+            self.ended_s[owner] = self.clock.now_s
         for handle in ended or ():
             known = self.handles[handle.params]
             assert self.good(known)
             assert self.lines[known.branch].owner == owner
         for branch in owned:
             self.lines[branch].owner = b""
+            self.lines[branch].ends += 1
             for known in self.handles.values():
                 if known.branch == branch:
                     known.free = False
@@ -322,15 +352,13 @@ class Turns(RuleBasedStateMachine):
         good = sum(self.good(known) for known in self.handles.values())
         pinned = step(self.ledger.pinned()).get(DECODE, Pinned(0, 0))
         assert pinned.handles == stats.handles
-        if not self.forgets:
-            good_tokens = sum(known.tokens for known in self.handles.values() if self.good(known))
-            free_tokens = sum(known.tokens for known in self.handles.values() if known.free)
-            assert good_tokens <= pinned.tokens <= free_tokens
+        good_tokens = sum(known.tokens for known in self.handles.values() if self.good(known))
+        free_tokens = sum(known.tokens for known in self.handles.values() if known.free)
+        assert good_tokens <= pinned.tokens <= free_tokens, "one left, and nobody was told"
+        assert good <= stats.handles
         if self.forgets:
-            assert stats.handles <= sum(known.free for known in self.handles.values())
             assert stats.branches + stats.evicted_branches == len(self.lines)
         else:
-            assert good <= stats.handles
             assert stats.branches == len(self.lines)
             boundaries = {history[:end] for history in self.histories for end in range(1, len(history) + 1)}
             assert stats.boundaries == len(boundaries)
