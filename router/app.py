@@ -38,9 +38,11 @@ from router.http.explain import ExplainRoute
 from router.http.listener import listen, origin_of, serve_on
 from router.http.models import ModelsRoute
 from router.http.openai import PATHS, InferenceRoute, OpenTurns
+from router.http.page import OPEN, PageRoutes
 from router.http.refusals import refuse
 from router.ledger.gaps import Gaps
 from router.ledger.store import LedgerStats, LedgerUnavailable
+from router.page.view import Fixed, View
 from router.setting_values import MEMORY
 from router.settings import Settings
 from router.sources import SETTINGS_SOURCE, fleet_of, settings_nodes, sources_of
@@ -48,6 +50,7 @@ from router.stores import store_of
 from router.supervise import every, supervised
 from router.telemetry import logs, shared_metrics
 from router.telemetry.facts import Facts, NodeChanged
+from router.telemetry.live import Live
 from router.telemetry.metrics import Metrics, StateCollector, build_info
 from router.telemetry.pin_metrics import PinCollector
 from router.telemetry.shared_metrics import SharedMetrics
@@ -98,6 +101,16 @@ def relay_settings(settings: Settings, key: Callable[[], str | None]) -> RelaySe
     )
 
 
+def assumed(settings: Settings) -> Assumed:
+    """What a check takes engines to do, where they do not tell."""
+    return Assumed(
+        settings.decode_ttl_s,
+        settings.decode_ttl_is_set,
+        settings.prefill_lease_s,
+        settings.reuse_threshold_tokens,
+    )
+
+
 class EngineKey:
     """The engines' key, read again now and then so that it can be rotated; the last good one stays."""
 
@@ -125,6 +138,7 @@ class Router:
     key: EngineKey
     reconciler: Reconciler
     releasing: Releasing
+    live: Live
     draining: bool = False
     admin_listener: socket.socket | None = None
     """Where the admin API listens; made when it is first served, if it was not before."""
@@ -158,14 +172,8 @@ class Router:
         fleet = self.context.fleet
         await self.nodes_known()
         settings = self.settings
-        assumed = Assumed(
-            settings.decode_ttl_s,
-            settings.decode_ttl_is_set,
-            settings.prefill_lease_s,
-            settings.reuse_threshold_tokens,
-        )
         wanted = [node for node in fleet.snapshot.nodes if node.state is not State.DRAINING]
-        told = quick(wanted, mode=settings.verify, assumed=assumed)
+        told = quick(wanted, mode=settings.verify, assumed=assumed(settings))
         for pair in told.pairs[:PAIRS_ANNOUNCED]:
             why = f" ({pair.reason})" if pair.reason else ""
             LOG.info("pair %s > %s: verify=%s%s", pair.prefill, pair.decode, pair.verify, why)
@@ -191,7 +199,22 @@ class Router:
             routes += ConversationRoutes(context.pins, context.now).routes()
         settings = self.settings
         routes += ExplainRoute(context, settings.identity_header, settings.max_body_bytes).routes()
-        await serve_on(listener, admin_application(routes, self.settings.admin_secret))
+        page = PageRoutes(self.view())
+        routes += page.routes()
+        await serve_on(listener, admin_application(routes, settings.admin_secret, OPEN), page.close)
+
+    def view(self) -> View:
+        """What the live page shows of this router."""
+        settings, context = self.settings, self.context
+        return View(
+            Fixed(settings.verify, assumed(settings), settings.pin_budget, settings.store != MEMORY),
+            context,
+            self.live,
+            pins=self.releasing.state,
+            open_turns=lambda: self.open_turns.count,
+            waiting_turns=lambda: context.admission.waiting,
+            draining=lambda: self.draining,
+        )
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -281,9 +304,12 @@ def build(settings: Settings, *, upstream: Upstream | None = None) -> Router:
         key,
         reconciler,
         releasing,
+        Live(store.now),
     )
     facts.subscribe(Metrics(registry))
     facts.subscribe(logs.FactLog())
+    if settings.admin_port is not None:
+        facts.subscribe(router.live)
     # A node that has come back may have room for those who wait.
     facts.subscribe(lambda fact: admission.look() if isinstance(fact, NodeChanged) else None)
     for collector in (ProcessCollector, PlatformCollector, GCCollector):

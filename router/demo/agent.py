@@ -5,7 +5,7 @@ It knows nothing of the router: no ids, no headers, the official client.
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,7 +72,7 @@ class Agent:
     messages: list[dict[str, Any]] = field(default_factory=list)
     _question: int = 0
 
-    def turns(self, count: int) -> Iterator[TurnSeen]:
+    def turns(self, count: int) -> Generator[TurnSeen, None, None]:
         """Play ``count`` requests; each is a user's question, or the results of the tools called before."""
         with OpenAI(base_url=f"{self.base_url}/v1", api_key="demo", max_retries=0, timeout=120.0) as client:
             system = f"Agent {self.name}. You help with a repository.\n{text_of(1, 980)}"

@@ -3,10 +3,13 @@
 import statistics
 import sys
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import httpx
 
 from router.demo.agent import Agent, TurnSeen
+from router.demo.crowd import crowd
 from router.demo.processes import NotStarted, Pool, pool
 
 HEAD = "turn  sent            prompt  plan    reused           TTFT off   TTFT on"
@@ -14,12 +17,39 @@ HEAD = "turn  sent            prompt  plan    reused           TTFT off   TTFT o
 
 def play(*, turns: int, port: int, plugin: bool, stay: bool) -> int:
     """Start the pool, play the conversation twice, turn by turn, and print the table; the exit code."""
-    _progress("starting two simulated engines (Qwen3-32B timing) and the router …")
+    return _with_pool(pool(port=port, plugin=plugin), lambda started: _played(started, turns, stay=stay))
+
+
+def watch(*, agents: int, port: int, plugin: bool) -> int:
+    """Start a pool of two prefill and two decode nodes, and let agents talk until Ctrl-C; the exit code."""
+    started = pool(port=port, plugin=plugin, prefills=2, decodes=2)
+    return _with_pool(started, lambda started: _watched(started, agents))
+
+
+def _played(started: Pool, turns: int, *, stay: bool) -> int:
+    if stay:
+        _progress("")
+        print(f"Watch it live: {started.page}\n")
+    corruptions = _table(started, turns)
+    if stay:
+        _stay(started)
+    return corruptions
+
+
+def _watched(started: Pool, agents: int) -> int:
+    _progress("")
+    print(f"The live page: {started.page}")
+    print(f"{agents} agents talk to the router at {started.router_on} until Ctrl-C.")
+    with crowd(started.router_on, _model(started), agents):
+        while True:
+            time.sleep(3600)
+
+
+def _with_pool(starting: AbstractContextManager[Pool], run: Callable[[Pool], int]) -> int:
+    _progress("starting simulated engines (Qwen3-32B timing) and the router …")
     try:
-        with pool(port=port, plugin=plugin) as started:
-            corruptions = _table(started, turns)
-            if stay:
-                _stay(started)
+        with starting as started:
+            corruptions = run(started)
     except NotStarted as error:
         _progress("")
         print(f"boomerang: {error}", file=sys.stderr)
@@ -31,7 +61,7 @@ def play(*, turns: int, port: int, plugin: bool, stay: bool) -> int:
 
 
 def _table(started: Pool, turns: int) -> int:
-    model = httpx.get(f"{started.router_on}/v1/models", timeout=10).json()["data"][0]["id"]
+    model = _model(started)
     off = Agent(started.router_off, model, "off").turns(turns)
     on = Agent(started.router_on, model, "on").turns(turns)
     _progress("")
@@ -44,10 +74,16 @@ def _table(started: Pool, turns: int) -> int:
         seen.append((next(off), next(on)))
         _progress("")
         print(_row(number, *seen[-1]))
-    corruptions = sum(_corruptions(engine) for engine in (started.prefill, started.decode))
+    corruptions = sum(_corruptions(engine) for engine in (*started.prefills, *started.decodes))
     print(_summary(seen))
     print(f"Wrong KV used by any engine: {corruptions}.")
     return corruptions
+
+
+def _model(started: Pool) -> str:
+    """What the engines serve."""
+    name: str = httpx.get(f"{started.router_on}/v1/models", timeout=10).json()["data"][0]["id"]
+    return name
 
 
 def _row(number: int, off: TurnSeen, on: TurnSeen) -> str:
@@ -76,6 +112,7 @@ def _corruptions(engine: str) -> int:
 
 def _stay(started: Pool) -> None:
     print(f"\nThe router stays at {started.router_on} (Ctrl-C ends it). Try:")
+    print(f"  {started.page}  in a browser: what has just happened, and what happens")
     print(f"  curl -s {started.router_on}/health | python3 -m json.tool")
     print(f"  curl -s {started.router_on}/metrics | grep boomerang_")
     print(f"  OPENAI_BASE_URL={started.router_on}/v1 OPENAI_API_KEY=any  …any OpenAI client")

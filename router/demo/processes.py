@@ -25,10 +25,12 @@ class NotStarted(Exception):
 class Pool:
     """Where the demo's processes listen."""
 
-    prefill: str
-    decode: str
+    prefills: tuple[str, ...]
+    decodes: tuple[str, ...]
     router_off: str
     router_on: str
+    page: str
+    """The live page of ``router_on``."""
 
 
 def free_port() -> int:
@@ -51,37 +53,45 @@ def port_or_free(wanted: int) -> int:
 
 
 @contextlib.contextmanager
-def pool(*, port: int, plugin: bool) -> Iterator[Pool]:
-    """Start 1P1D and two routers, one that reuses and one that does not; stop them at the end.
+def pool(*, port: int, plugin: bool, prefills: int = 1, decodes: int = 1) -> Iterator[Pool]:
+    """Start a pool and two routers, one that reuses and one that does not; stop them at the end.
 
     P runs without a prefix cache, as in the published measurements: what is reused came back from D.
     """
-    prefill, decode, off = free_port(), free_port(), free_port()
-    on = port_or_free(port)
+    prefill_ports = [free_port() for _ in range(prefills)]
+    decode_ports = [free_port() for _ in range(decodes)]
+    off, on = free_port(), port_or_free(port)
+    page = port_or_free(on + 1)
     engine = ["sim", "--profile", "qwen3-32b", "--version", "0.33.0", *(["--plugin"] if plugin else [])]
-    nodes = ["--prefill", f"http://127.0.0.1:{prefill}", "--decode", f"http://127.0.0.1:{decode}"]
+    origin = "http://127.0.0.1:{}".format
+    nodes = [
+        *(word for at in prefill_ports for word in ("--prefill", origin(at))),
+        *(word for at in decode_ports for word in ("--decode", origin(at))),
+    ]
     router = ["serve", *nodes, "--log-level", "warning"]
-    commands = {
-        "prefill engine": (
-            [*engine, "--role=prefill", "--port", str(prefill), "--no-prefix-cache"],
-            prefill,
-            "/health",
-        ),
-        "decode engine": ([*engine, "--role=decode", "--port", str(decode)], decode, "/health"),
-        "router, transfer off": ([*router, "--port", str(off), "--verify", "off"], off, "/ready"),
-        "router": ([*router, "--port", str(on)], on, "/ready"),
-    }
+    prefill = [*engine, "--role=prefill", "--no-prefix-cache", "--port"]
+    decode = [*engine, "--role=decode", "--port"]
+    commands: list[tuple[str, list[str], int, str]] = [
+        *(("prefill engine", [*prefill, str(at)], at, "/health") for at in prefill_ports),
+        *(("decode engine", [*decode, str(at)], at, "/health") for at in decode_ports),
+        ("router, transfer off", [*router, "--port", str(off), "--verify", "off"], off, "/ready"),
+        ("router", [*router, "--port", str(on), "--admin-port", str(page)], on, "/ready"),
+    ]
     with tempfile.TemporaryDirectory(prefix="boomerang-demo-") as folder, contextlib.ExitStack() as started:
         running = []
-        for name, (arguments, at, path) in commands.items():
+        for name, arguments, at, path in commands:
             log = Path(folder) / f"{at}.log"
-            running.append(
-                (name, started.enter_context(process([*BOOMERANG, *arguments], log)), log, at, path)
-            )
+            one = started.enter_context(process([*BOOMERANG, *arguments], log))
+            running.append((name, one, log, at, path))
         for name, one, log, at, path in running:
-            wait_ready(name, one, log, f"http://127.0.0.1:{at}{path}")
-        origin = "http://127.0.0.1:{}".format
-        yield Pool(origin(prefill), origin(decode), origin(off), origin(on))
+            wait_ready(name, one, log, f"{origin(at)}{path}")
+        yield Pool(
+            tuple(map(origin, prefill_ports)),
+            tuple(map(origin, decode_ports)),
+            origin(off),
+            origin(on),
+            f"{origin(page)}/page",
+        )
 
 
 @contextlib.contextmanager

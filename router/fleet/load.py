@@ -212,6 +212,11 @@ class Load:
         self._is_new = False
         self._turns = count()
 
+    @property
+    def has_computed(self) -> bool:
+        """Whether computing was timed in this fleet lately; without that its lines are those of a prior."""
+        return self._compute.weight > 0.0
+
     def next_turn(self) -> int:
         """Counts up."""
         return next(self._turns)

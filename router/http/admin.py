@@ -13,7 +13,7 @@ More routes go beside these: ``admin_application`` takes any.
 
 import hmac
 import ipaddress
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
@@ -230,11 +230,14 @@ class Guard:
     """Lets through who shows the token; without one, whoever is on this machine and no web page.
 
     A page in an operator's browser can send to loopback addresses, and by a name of its own that it lets
-    point there, read the answers. Its requests carry ``Origin``, or a ``Host`` that is no loopback address.
+    point there, read the answers. Its requests carry an ``Origin`` that is not ours, or a ``Host`` that is no
+    loopback address.
     """
 
     app: ASGIApp
     secret: Callable[[], str | None]
+    open_paths: Collection[str] = ()
+    """Paths that need no token: they hold nothing that it guards."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = self._refusal(Request(scope)) if scope["type"] == "http" else None
@@ -252,8 +255,13 @@ class Guard:
         except (OSError, ValueError):
             return errors.Forbidden("admin_token_file cannot be read, and nobody is let through")
         if secret is None:
-            if "origin" in request.headers or not _is_loopback(request.headers.get("host", "")):
-                return errors.Forbidden("without admin_token_file the admin API serves no web pages")
+            host, origin = request.headers.get("host", ""), request.headers.get("origin")
+            if not _is_loopback(host) or origin not in (None, f"http://{host}"):
+                return errors.Forbidden(
+                    "without admin_token_file the admin API serves no web pages but its own"
+                )
+            return None
+        if request.url.path in self.open_paths:
             return None
         scheme, _, shown = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and hmac.compare_digest(shown.strip().encode(), secret.encode()):
@@ -271,11 +279,13 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def admin_application(routes: Sequence[Route], secret: Callable[[], str | None]) -> ASGIApp:
+def admin_application(
+    routes: Sequence[Route], secret: Callable[[], str | None], open_paths: Collection[str] = ()
+) -> ASGIApp:
     """The ASGI application of these routes, behind ``Guard``. ``secret`` gives the token as it is now."""
     handlers: dict[Any, Any] = {
         HTTPException: refuse,
         errors.RequestError: refuse,
         Exception: refuse,
     }
-    return Guard(Starlette(routes=list(routes), exception_handlers=handlers), secret)
+    return Guard(Starlette(routes=list(routes), exception_handlers=handlers), secret, open_paths)

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -34,8 +34,11 @@ def origin_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-async def serve_on(listener: socket.socket, app: ASGIApp) -> None:
-    """Serve ``app`` until cancelled; the socket is closed at the end."""
+async def serve_on(listener: socket.socket, app: ASGIApp, on_stop: Callable[[], None] = lambda: None) -> None:
+    """Serve ``app`` until cancelled; the socket is closed at the end.
+
+    ``on_stop`` is called first, to end answers that would go on for ever.
+    """
     server = _Server(
         uvicorn.Config(
             app,
@@ -53,6 +56,7 @@ async def serve_on(listener: socket.socket, app: ASGIApp) -> None:
     try:
         await asyncio.shield(serving)
     finally:
+        on_stop()
         server.should_exit = server.force_exit = True
         await asyncio.wait((serving,))
         listener.close()

@@ -91,6 +91,11 @@ class TurnEnded:
     """Between the end of the prefill leg and the sending of the decode leg."""
     first_byte_s: float | None
     total_s: float
+    line: str = ""
+    """A name of the conversation by its opening, where ``conversation`` is the client's: it tells nothing of
+    what was said, and is another one in every process. Empty for requests without a history."""
+    moved_tokens: int | None = None
+    """Of the reused tokens, those that P read from D; the rest was in a node's own cache."""
 
     @property
     def estimate_ratio(self) -> float | None:

@@ -13,6 +13,7 @@ from router.ledger.gaps import Gaps
 from router.ledger.store import Ledger, PinLedger
 from router.telemetry.facts import Facts
 from router.turn.handle import Lifetime
+from router.turn.record import Record
 from router.turn.release import Releases
 
 
@@ -71,6 +72,8 @@ class Context:
     gaps: Gaps = field(default_factory=Gaps)
     pins: PinLedger | None = None
     """The ledger again, where it can release and end conversations."""
+    running: dict[str, Record] = field(default_factory=dict)
+    """The turns that are open, by id, for whoever wants to look: each adds itself and takes itself out."""
 
 
 class Client(Protocol):

@@ -1,14 +1,32 @@
 """What a turn has been through so far: filled in by the relay, published once as ``TurnEnded``."""
 
+import secrets
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final
 
 from router.telemetry.facts import EndedBy, Phase, TurnEnded
-from router.turn.plan import Plan
+from router.turn.lineage import Lineage
+from router.turn.plan import Kind, Plan
 from router.turn.request import Request
 
 STATUS_CLIENT_LEFT = 499
 """What logs and metrics say of a turn whose client left before it got a status; never sent."""
+
+_NAMING_KEY: Final = secrets.token_bytes(16)
+"""Of this process alone: whoever sees a name cannot try out which opening it is of."""
+
+
+def line_name(lineage: Lineage) -> str:
+    """A name of the conversation that a request belongs to, by its opening; empty where it has no history.
+
+    Forks of a conversation share it, its tenant and model are in it, and it tells nothing of either.
+    """
+    if not lineage.keys:
+        return ""
+    opening = lineage.keys[min(lineage.own_depth, len(lineage.keys)) - 1]
+    return blake2b(opening, digest_size=4, key=_NAMING_KEY, person=b"boomerang-line").hexdigest()
 
 
 @dataclass(slots=True)
@@ -41,6 +59,8 @@ class Record:
     """How long the plan was estimated to take to the first token, from its own making on."""
     waited_s: float | None = None
     """How long the turn waited for its place; None where it did not have to."""
+    line: str = ""
+    """As ``line_name`` gives it."""
     on_nodes: Callable[[Collection[str]], None] = lambda _: None
     """Told the keys of the nodes that the turn is still to run on, as they change."""
 
@@ -77,6 +97,14 @@ class Record:
             self.first_byte_s = self.now() - self.started_s
             self.phase = Phase.STREAM
 
+    def moved_tokens(self) -> int | None:
+        """Of the reused tokens, those that P read from D: less what it was estimated to have itself."""
+        plan, reused = self.plan, self.reused_tokens
+        if plan is None or reused is None or plan.kind not in (Kind.PULL, Kind.LOCAL):
+            return 0 if reused is not None else None
+        held = int(plan.estimate.held_tokens) if plan.estimate is not None else 0
+        return reused - min(held, reused)
+
     def server_timing(self) -> tuple[tuple[str, str], ...]:
         """What came before the answer, in milliseconds (https://www.w3.org/TR/server-timing/)."""
         took = {"wait": self.waited_s, "verify": self.verify_s, "prefill": self.prefill_s, "gap": self.gap_s}
@@ -111,4 +139,6 @@ class Record:
             gap_s=self.gap_s,
             first_byte_s=self.first_byte_s,
             total_s=self.now() - self.started_s,
+            line=self.line,
+            moved_tokens=self.moved_tokens(),
         )

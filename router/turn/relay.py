@@ -24,7 +24,7 @@ from router.turn.legs import client_headers
 from router.turn.plan import Kind, Plan
 from router.turn.prefill import Prefilled
 from router.turn.prefilling import MAX_ATTEMPTS, Prefilling
-from router.turn.record import Record
+from router.turn.record import Record, line_name
 from router.turn.refusal import Refused
 from router.turn.remember import Memory
 from router.turn.request import Request
@@ -49,6 +49,8 @@ class Relay:
         own raises: nothing is sent to the client then.
         """
         record = Record(request, self.context.now, self.context.now())
+        running = self.context.running
+        running[request.turn_id] = record
         try:
             await _Turn(self.context, request, tenant, client, record).run()
             record.phase = Phase.DONE
@@ -74,6 +76,7 @@ class Relay:
                 record.status = errors.ERROR_ROWS[errors.InternalError].status  # as the route tells it
             raise
         finally:
+            running.pop(request.turn_id, None)
             self.context.facts.publish(record.fact())
 
     @staticmethod
@@ -121,6 +124,7 @@ class _Turn:
     async def _run(self) -> None:
         began_s = self.context.now()
         known = await look_up(self.context, self.request, self.tenant)
+        self.record.line = line_name(known.lineage)
         learn_gap(self.context, known.found)
         custody = Custody(known.found, self.context.ledger, self.context.facts, self.context.releases)
         try:
