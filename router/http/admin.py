@@ -257,9 +257,7 @@ class Guard:
         if secret is None:
             host, origin = request.headers.get("host", ""), request.headers.get("origin")
             if not _is_loopback(host) or origin not in (None, f"http://{host}"):
-                return errors.Forbidden(
-                    "without admin_token_file the admin API serves no web pages but its own"
-                )
+                return errors.Forbidden("without admin_token_file the admin API serves no other web pages")
             return None
         if request.url.path in self.open_paths:
             return None

@@ -111,7 +111,7 @@ def of_pairs(pairs: Sequence[PairMode]) -> list[Warned]:
     counted = Counter((pair.verify, pair.reason) for pair in pairs if pair.verify in ("router", "off"))
     found = []
     for (verify, reason), count in sorted(counted.items()):
-        number = "all pairs" if count == len(pairs) else f"{count} of {len(pairs)} pairs"
+        number = "All pairs are" if count == len(pairs) else f"{count} of {len(pairs)} pairs are"
         if verify == "off":
             found.append(Warned("warning", f"{number} without reuse: {reason}"))
         elif reason.startswith("the "):

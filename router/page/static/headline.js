@@ -25,7 +25,7 @@ function share(sums) {
     part.hidden = !parts[index];
   });
   if (!prompt) return;
-  say(by("share-of"), `${short(reused)} of ${short(prompt)} were not computed again, since the router started`);
+  say(by("share-of"), `${short(reused)} of ${short(prompt)}, since the router started`);
   mark(
     by("share-bar"),
     "aria-label",
@@ -45,7 +45,7 @@ function firstBytes(seen) {
   const factor = seen.without_s / seen.with_s;
   say(by("sooner"), factor >= 1.05 ? `≈ ${factor.toFixed(1)}× sooner` : "");
   const turns = seen.turns === 1 ? "1 turn" : `${count(seen.turns)} turns`;
-  say(by("without"), `≈ ${time(seen.without_s)} without (estimate); median of the last ${turns}`);
+  say(by("without"), `≈ ${time(seen.without_s)} without, an estimate (medians of ${turns})`);
 }
 
 function width(seconds, seen) {
