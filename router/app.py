@@ -261,7 +261,8 @@ def build(settings: Settings, *, upstream: Upstream | None = None) -> Router:
     facts = Facts(on_error=lambda error: LOG.error("a subscriber of facts failed: %r", error))
     registry = CollectorRegistry()
     key = EngineKey(settings)
-    store = store_of(settings, facts)
+    metrics = Metrics(registry)
+    store = store_of(settings, facts, metrics.ledger_call)
     releases = Releases(store.now)
     if store.pins is not None:
         store.pins.on_left = releases.left
@@ -306,7 +307,7 @@ def build(settings: Settings, *, upstream: Upstream | None = None) -> Router:
         releasing,
         Live(store.now),
     )
-    facts.subscribe(Metrics(registry))
+    facts.subscribe(metrics)
     facts.subscribe(logs.FactLog())
     if settings.admin_port is not None:
         facts.subscribe(router.live)
@@ -319,6 +320,7 @@ def build(settings: Settings, *, upstream: Upstream | None = None) -> Router:
         lambda: router.ledger_stats,
         lambda: router.open_turns.count,
         lambda: admission.waiting,
+        store.servers_up,
     )
     registry.register(state)
     pins = PinCollector(releasing.state, lambda: len(context.releases), context.gaps)

@@ -1,10 +1,11 @@
 """The ledger that the settings name, and the clock that goes with it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from router.ledger.address import parse_address
+from router.ledger.calls import OnCall
 from router.ledger.clock import SharedClock
 from router.ledger.connection import Access
 from router.ledger.memory import MemoryLedger
@@ -23,10 +24,12 @@ class Store:
     now: Callable[[], float]
     pins: PinLedger | None
     """The ledger again, where it can tell what waits in it, and release."""
+    servers_up: Callable[[], Mapping[str, bool]] = dict
+    """Whether each server of a shared store, by its address, is asked."""
 
 
-def store_of(settings: Settings, facts: Facts) -> Store:
-    """Nothing is connected yet."""
+def store_of(settings: Settings, facts: Facts, on_call: OnCall | None = None) -> Store:
+    """Nothing is connected yet. ``on_call`` is told of each call of a shared store, and how long it took."""
     if settings.store == MEMORY:
         memory = MemoryLedger(
             max_branches=settings.max_branches,
@@ -47,9 +50,10 @@ def store_of(settings: Settings, facts: Facts) -> Store:
         now=clock,
         agree=clock.agree,
         on_state=lambda server, up, reason: facts.publish(StoreChanged(server, up, reason)),
+        on_call=on_call,
         prefix=settings.store_prefix,
         turn_s=settings.store_timeout_s,
         max_branches=settings.max_branches,
         trace_ttl_s=settings.trace_ttl_s,
     )
-    return Store(ledger, clock, ledger)
+    return Store(ledger, clock, ledger, ledger.servers_up)

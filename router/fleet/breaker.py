@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from router.fleet.node import Circuit
+from router.fleet.node import Circuit, Ejection
 
 WINDOW_LEGS: Final = 20
 """How many of the newest legs the share of faults is taken of."""
@@ -66,6 +66,8 @@ class Breaker:
     """When another leg gets a trial, should the one that has it still run."""
     trips: int = 0
     """How often it has opened."""
+    opened_by: Ejection | None = None
+    """How it opened; None where it is closed."""
 
     @property
     def due_s(self) -> float | None:
@@ -95,7 +97,7 @@ def judged(
             return Breaker(trips=breaker.trips)
         if verdict is Verdict.BUSY:
             return untried(breaker)
-        return _opened(breaker, now_s, rules, f"the leg on trial failed: {why}")
+        return _opened(breaker, now_s, rules, Ejection.TRIAL, f"the leg on trial failed: {why}")
     if verdict is Verdict.BUSY:
         return breaker
     fault = verdict is Verdict.FAULT
@@ -107,9 +109,11 @@ def judged(
         return moved
     faults = sum(failed for _, failed, _ in newest)
     if in_a_row >= rules.failures:
-        return _opened(moved, now_s, rules, f"{in_a_row} legs in a row failed; the last: {why}")
+        last = f"failed; the last: {why}"
+        return _opened(moved, now_s, rules, Ejection.LEGS_IN_A_ROW, f"{in_a_row} legs in a row {last}")
     if len(newest) >= 2 * rules.failures and faults >= FAULT_SHARE * len(newest):
-        return _opened(moved, now_s, rules, f"{faults} of {len(newest)} legs failed; the last: {why}")
+        last = f"failed; the last: {why}"
+        return _opened(moved, now_s, rules, Ejection.LEGS_SHARE, f"{faults} of {len(newest)} legs {last}")
     return moved
 
 
@@ -145,5 +149,6 @@ def _half_open(breaker: Breaker) -> Breaker:
     return replace(breaker, circuit=Circuit.HALF_OPEN, open_until_s=None, trying_until_s=None)
 
 
-def _opened(breaker: Breaker, now_s: float, rules: Rules, why: str) -> Breaker:
-    return Breaker(Circuit.OPEN, why, open_until_s=now_s + rules.open_s, trips=breaker.trips + 1)
+def _opened(breaker: Breaker, now_s: float, rules: Rules, by: Ejection, why: str) -> Breaker:
+    until_s = now_s + rules.open_s
+    return Breaker(Circuit.OPEN, why, open_until_s=until_s, trips=breaker.trips + 1, opened_by=by)

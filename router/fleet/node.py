@@ -43,6 +43,19 @@ class Circuit(StrEnum):
     """The leg on trial is on its way."""
 
 
+class Ejection(StrEnum):
+    """Why a node gets no new turns: what its newest probe came to, or how its breaker opened."""
+
+    PROBE_REFUSED = "probe_refused"
+    PROBE_TIMED_OUT = "probe_timed_out"
+    PROBE_STATUS = "probe_status"
+    PROBE_BROKEN = "probe_broken"
+    LEGS_IN_A_ROW = "legs_in_a_row"
+    LEGS_SHARE = "legs_share"
+    TRIAL = "trial"
+    """The leg on trial failed."""
+
+
 def process_of(engine_id: str | None) -> str | None:
     """The process behind an engine id: data-parallel ranks (``..._dp<rank>``) of one process are one."""
     return None if engine_id is None else engine_id.partition("_dp")[0]

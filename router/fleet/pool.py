@@ -15,7 +15,17 @@ from typing import Any, Final, Protocol
 from router.engines.upstream import Upstream, UpstreamError
 from router.fleet.breaker import Breaker, Rules, Verdict, due, judged, tried, untried
 from router.fleet.leg import BUSY_S, Leg
-from router.fleet.node import Circuit, Engine, Node, Role, State, another_process, node_of, process_of
+from router.fleet.node import (
+    Circuit,
+    Ejection,
+    Engine,
+    Node,
+    Role,
+    State,
+    another_process,
+    node_of,
+    process_of,
+)
 from router.fleet.probe import Fault, Probed, Prober, forget, restarted, updated
 from router.fleet.snapshot import Pool
 from router.fleet.standing import Event, Probes, Standing, Wish, after, event_of, state_of
@@ -40,6 +50,8 @@ class _Known:
     breaker: Breaker = field(default_factory=Breaker)
     failures: int = 0
     """Probes that failed in a row."""
+    fault: Fault | None = None
+    """Why the newest probe failed; None where it was good."""
     refused: bool = False
     """It did not even listen since it was ready: most likely another process comes back."""
     leave_by_s: float | None = None
@@ -273,10 +285,10 @@ class Fleet:
             next_s = self._now()
             while True:
                 self._wake.clear()
-                nodes = self.snapshot.nodes
+                pool = self.snapshot
                 if self._now() >= next_s or self._added:
                     self._added, next_s = False, self._now() + interval_s
-                    for origin, keys in _by_origin(nodes):
+                    for origin, keys in pool.by_origin():
                         if origin not in self._probing:
                             self._probing.add(origin)
                             group.create_task(self._refresh(upstream, origin, keys), name=f"probe {origin}")
@@ -287,7 +299,7 @@ class Fleet:
 
     async def refresh(self, upstream: Upstream) -> None:
         """Probe every node once."""
-        by_origin = _by_origin(self.snapshot.nodes)
+        by_origin = self.snapshot.by_origin()
         await asyncio.gather(*(self._refresh(upstream, origin, keys) for origin, keys in by_origin))
 
     async def _refresh(self, upstream: Upstream, origin: str, keys: Sequence[str]) -> None:
@@ -319,7 +331,7 @@ class Fleet:
         if known.refused and not new_process:
             # Who did not even listen has most likely ended; what it had shown is to be shown again.
             new_process, engine = True, forget(engine)
-        known.failures, known.refused = 0, False
+        known.failures, known.refused, known.fault = 0, False, None
         why = known.standing.probes_why if known.standing.probes is Probes.GOOD else ""
         # What turns have learned while the probe ran is in the live node, and stays.
         self._pool = self._pool.with_node(replace(node, engine=updated(engine, seen)))
@@ -331,7 +343,7 @@ class Fleet:
 
     def _take_failed(self, node: Node, probed: Probed) -> None:
         known = self._known[node.key]
-        known.failures += 1
+        known.failures, known.fault = known.failures + 1, probed.fault
         if probed.fault is Fault.REFUSED and known.standing.probes is not Probes.UNKNOWN:
             known.refused = True
         self._pool = self._pool.with_node(replace(node, engine=updated(node.engine, Engine())))
@@ -369,7 +381,9 @@ class Fleet:
             since_s = node.since_s if state is node.state else self._now()
             self._pool = self._pool.with_node(replace(moved, since_s=since_s))
         if (state, reason) != (node.state, node.reason):
-            self._facts.publish(NodeChanged(key, node.role, state, reason))
+            is_new = node.state is not State.EJECTED or event is Event.OPENED
+            ejection = _ejection(known) if state is State.EJECTED and is_new else None
+            self._facts.publish(NodeChanged(key, node.role, state, reason, ejection or ""))
 
     def _wait_for(self, at_s: float) -> None:
         if self._due_s is None or at_s < self._due_s:
@@ -397,9 +411,8 @@ class Fleet:
                 self._let_go(key)
 
 
-def _by_origin(nodes: Iterable[Node]) -> list[tuple[str, list[str]]]:
-    """The keys of nodes that one engine stands behind, by its origin."""
-    found: dict[str, list[str]] = {}
-    for node in nodes:
-        found.setdefault(node.origin, []).append(node.key)
-    return list(found.items())
+def _ejection(known: _Known) -> Ejection | None:
+    """Why a node is ejected; None while its leg on trial is on its way, which is no new reason."""
+    if known.standing.probes is Probes.BAD:
+        return known.fault.ejection if known.fault is not None else None
+    return known.breaker.opened_by if known.breaker.circuit is Circuit.OPEN else None

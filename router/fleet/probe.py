@@ -9,12 +9,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
 from router.engines.upstream import Answer, Call, Limits, NeverSent, TimedOut, Upstream, UpstreamError
 from router.fleet.metrics_text import samples
-from router.fleet.node import SAME_START_S, Engine, Node, State
+from router.fleet.node import SAME_START_S, Ejection, Engine, Node, State
 
 CACHE_CONFIG = "vllm:cache_config_info"
 KV_USAGE = "vllm:kv_cache_usage_perc"
@@ -39,6 +40,19 @@ class Fault(StrEnum):
     TIMED_OUT = "time-out"
     STATUS = "status"
     BROKEN = "broken"
+
+    @property
+    def ejection(self) -> Ejection:
+        """The reason that it is for ejecting a node."""
+        return _EJECTIONS[self]
+
+
+_EJECTIONS: Final = {
+    Fault.REFUSED: Ejection.PROBE_REFUSED,
+    Fault.TIMED_OUT: Ejection.PROBE_TIMED_OUT,
+    Fault.STATUS: Ejection.PROBE_STATUS,
+    Fault.BROKEN: Ejection.PROBE_BROKEN,
+}
 
 
 @dataclass(frozen=True, slots=True)

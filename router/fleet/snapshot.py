@@ -25,6 +25,13 @@ class Pool:
     def get(self, key: str) -> Node | None:
         return self.by_key.get(key)
 
+    def by_origin(self) -> list[tuple[str, list[str]]]:
+        """The keys of nodes that one engine stands behind, by its origin."""
+        found: dict[str, list[str]] = {}
+        for node in self.by_key.values():
+            found.setdefault(node.origin, []).append(node.key)
+        return list(found.items())
+
     def ready(self, role: Role, model: str = "") -> tuple[Node, ...]:
         """Nodes that may get a turn for ``model``; a node whose models are not known serves any.
 

@@ -15,6 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from router import errors
 from router.http.identity import tenant_of
+from router.telemetry.facts import RequestRefused
 from router.turn import tap
 from router.turn.members import InvalidRequest
 from router.turn.relay import STOPPING, Relay
@@ -46,14 +47,14 @@ class AsgiClient:
 
     def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
-        self._request_id = request_id
+        self.request_id = request_id
         self.started = False
         self.ended = False
 
     async def start(self, status: int, headers: Sequence[tuple[str, str]]) -> None:
         self.started = True
         encoded = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers]
-        encoded.append((b"x-request-id", self._request_id.encode("latin-1", "replace")))
+        encoded.append((b"x-request-id", self.request_id.encode("latin-1", "replace")))
         await self._send({"type": "http.response.start", "status": status, "headers": encoded})
 
     async def write(self, data: bytes) -> None:
@@ -115,12 +116,13 @@ class InferenceRoute:
             query = scope.get("query_string", b"").decode("latin-1")
             request = read_request(self.endpoint, scope["path"], headers, body, turn_id=turn_id, query=query)
         except _ClientLeft:
+            self._refused(errors.ClientClosed(), turn_id, client)
             return
         except InvalidRequest as error:
-            await client.refuse(errors.BadRequest(str(error), param=error.param))
+            await self._refuse(errors.BadRequest(str(error), param=error.param), turn_id, client)
             return
         except errors.RequestError as error:
-            await client.refuse(error)
+            await self._refuse(error, turn_id, client)
             return
         turn = self.relay.run(request, tenant_of(headers, self.identity_header), client)
         self.open_turns.count += 1
@@ -136,6 +138,17 @@ class InferenceRoute:
             await client.refuse(errors.InternalError())
         finally:
             self.open_turns.count -= 1
+
+    async def _refuse(self, error: errors.RequestError, turn_id: str, client: AsgiClient) -> None:
+        self._refused(error, turn_id, client)
+        await client.refuse(error)
+
+    def _refused(self, error: errors.RequestError, turn_id: str, client: AsgiClient) -> None:
+        """Tell of a request that does not become a turn. Not its message, which may quote the request."""
+        row = errors.error_row(error)
+        self.relay.context.facts.publish(
+            RequestRefused(turn_id, client.request_id, self.endpoint, row.status, row.code)
+        )
 
     async def _body(self, receive: Receive, headers: dict[str, str]) -> bytes:
         length = headers.get("content-length", "")

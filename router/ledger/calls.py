@@ -7,7 +7,7 @@ is not lost: whoever made the call may say what becomes of it.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha1
 from importlib.resources import files
@@ -27,6 +27,8 @@ _CLOCK: Final = "local time = redis.call('TIME') return {time[1], time[2]}"
 
 OnState = Callable[[str, bool, str], None]
 """Server, whether it is asked again or not asked any more, and why."""
+OnCall = Callable[[str, float], None]
+"""The operation, and how long a turn waited for it in seconds, whatever came of it."""
 Late = Callable[[Any], Awaitable[object]]
 
 
@@ -36,22 +38,23 @@ class Script:
 
     source: bytes
     digest: str
+    name: str
 
     @classmethod
-    def of(cls, source: str) -> "Script":
+    def of(cls, source: str, name: str) -> "Script":
         raw = source.encode()
-        return cls(raw, sha1(raw, usedforsecurity=False).hexdigest())
+        return cls(raw, sha1(raw, usedforsecurity=False).hexdigest(), name)
 
     @classmethod
     def named(cls, name: str) -> "Script":
         """The script of that name in the folder ``lua``."""
         folder = files("router.ledger") / "lua"
         return cls.of(
-            "".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("common", name))
+            "".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("common", name)), name
         )
 
 
-CLOCK: Final = Script.of(_CLOCK)
+CLOCK: Final = Script.of(_CLOCK, "clock")
 
 
 @dataclass(slots=True)
@@ -65,10 +68,17 @@ class _Server:
 class Calls:
     """The calls of one store. Methods raise ``LedgerUnavailable`` and nothing else."""
 
-    def __init__(self, access: Access, *, turn_s: float, on_state: OnState | None = None) -> None:
+    def __init__(
+        self,
+        access: Access,
+        *,
+        turn_s: float,
+        on_state: OnState | None = None,
+        on_call: OnCall | None = None,
+    ) -> None:
         self._access = access
         self._turn_s = turn_s
-        self._on_state = on_state
+        self._on_state, self._on_call = on_state, on_call
         self._client: Client | None = None
         self._free = asyncio.Semaphore(access.max_connections)
         self._servers: dict[str, _Server] = {}
@@ -86,7 +96,11 @@ class Calls:
         async def call() -> Any:
             return await self._evaluate(script, keys, args)
 
-        return await self._within(keys[0], call, late)
+        return await self._within(keys[0], call, late, operation=script.name)
+
+    def up(self) -> Mapping[str, bool]:
+        """Whether each server that was asked so far is still asked, by its address."""
+        return {name: not server.breaker.open for name, server in self._servers.items()}
 
     async def pipeline(self, key: bytes, commands: list[tuple[Any, ...]]) -> list[Any]:
         """Run plain commands, whichever servers they go to; ``key`` says whose breaker counts."""
@@ -97,7 +111,7 @@ class Calls:
                 pipeline.execute_command(*command)
             return list(await pipeline.execute())
 
-        answers: list[Any] = await self._within(key, call, None)
+        answers: list[Any] = await self._within(key, call, None, operation="pipeline")
         return answers
 
     async def probe(self, keys: tuple[bytes, ...]) -> tuple[float, float]:
@@ -137,12 +151,22 @@ class Calls:
             self._failed(server, _told(error))
             raise LedgerUnavailable(_told(error)) from error
 
-    async def _within(self, key: bytes, call: Callable[[], Awaitable[Any]], late: Late | None) -> Any:
+    async def _within(
+        self, key: bytes, call: Callable[[], Awaitable[Any]], late: Late | None, *, operation: str
+    ) -> Any:
         if self._closed:
             raise LedgerUnavailable("the ledger is closed")
         server = self._server(key)
         if server.breaker.open:
             raise LedgerUnavailable(f"the store is not asked: {server.breaker.reason}")
+        began_s = time.monotonic()
+        try:
+            return await self._waited(server, call, late)
+        finally:
+            if self._on_call is not None:
+                self._on_call(operation, time.monotonic() - began_s)
+
+    async def _waited(self, server: _Server, call: Callable[[], Awaitable[Any]], late: Late | None) -> Any:
         task = asyncio.ensure_future(self._limited(call))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

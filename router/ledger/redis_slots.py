@@ -2,11 +2,11 @@
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from typing import Final
 
-from router.ledger.calls import Calls, OnState
+from router.ledger.calls import Calls, OnCall, OnState
 from router.ledger.codec import SCHEMA, NotAValue, decode_handle
 from router.ledger.connection import Access
 from router.ledger.store import Handle, OnLeft, forgotten
@@ -27,6 +27,7 @@ class Slots:
         now: Callable[[], float],
         agree: Callable[[float, float], object] | None = None,
         on_state: OnState | None = None,
+        on_call: OnCall | None = None,
         prefix: str = "boomerang",
         turn_s: float = DEFAULT_TURN_S,
         max_branches: int = 1_000_000,
@@ -45,7 +46,7 @@ class Slots:
                 raise ValueError(f"{name} has to be more than 0, not {limit}")
         if not prefix or set("{}") & set(prefix):
             raise ValueError("a prefix has at least one character, and no brace")
-        self._calls = Calls(access, turn_s=turn_s, on_state=on_state)
+        self._calls = Calls(access, turn_s=turn_s, on_state=on_state, on_call=on_call)
         self._now = now
         self.on_left = on_left
         self._agree = agree
@@ -55,6 +56,10 @@ class Slots:
         self._trace_ttl_ms = math.ceil(trace_ttl_s * 1000)
         self._max_siblings = max_siblings
         self._expired_handles = self._evicted_branches = self._evicted_handles = 0
+
+    def servers_up(self) -> Mapping[str, bool]:
+        """Whether each of the store's servers, by its address, is asked; those asked so far."""
+        return self._calls.up()
 
     def _slot(self, tag: int) -> bytes:
         """What all keys of a slot begin with."""

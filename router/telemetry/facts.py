@@ -58,6 +58,54 @@ class Outcome(StrEnum):
     MISSING_DECODE_PARAMS = "missing_decode_params"
 
 
+class Parted(StrEnum):
+    """Where the tokens behind a handle stop being those of the new prompt."""
+
+    ANSWER = "answer"
+    """An extension, in the last answer or just before it: reasoning that the template strips, an answer that
+    is tokenised otherwise when it comes back, tool calls that are written anew."""
+    HISTORY = "history"
+    """An extension, further back: the template renders older turns otherwise than it did."""
+    EDIT = "edit"
+    """No extension: the client itself sent another history."""
+
+
+class LegFault(StrEnum):
+    """What a leg failed of."""
+
+    UNREACHABLE = "unreachable"
+    STALE = "stale"
+    """A kept connection was closed without a byte of an answer."""
+    BROKEN = "broken"
+    TIMED_OUT = "timed_out"
+    TOO_LARGE = "too_large"
+    REFUSED = "refused"
+    """The engine answered 4xx."""
+    STATUS = "status"
+    """The engine answered 5xx, or an error under 200."""
+    NONSENSE = "nonsense"
+    PROMPT_DIFFERS = "prompt_differs"
+    """P read another prompt than was verified, or did not prove that it compared."""
+    LEASE_OVER = "lease_over"
+    """Too much time passed since the prefill leg."""
+
+    @classmethod
+    def of_status(cls, status: int) -> "LegFault":
+        """The fault that an answer's status, which is not 200, stands for."""
+        return cls.REFUSED if 400 <= status < 500 else cls.STATUS
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRefused:
+    """A request that did not become a turn. ``code`` as the client was told, or ``client_closed``."""
+
+    turn_id: str
+    client_id: str
+    endpoint: str
+    status: int
+    code: str
+
+
 @dataclass(frozen=True, slots=True)
 class TurnEnded:
     """One turn, however it ended. Times in seconds, None where it did not get that far."""
@@ -96,6 +144,8 @@ class TurnEnded:
     what was said, and is another one in every process. Empty for requests without a history."""
     moved_tokens: int | None = None
     """Of the reused tokens, those that P read from D; the rest was in a node's own cache."""
+    decode_s: float | None = None
+    """From the sending of the decode leg (of a turn that one node serves: its only one) to the turn's end."""
 
     @property
     def estimate_ratio(self) -> float | None:
@@ -110,12 +160,16 @@ class TurnEnded:
 
 @dataclass(frozen=True, slots=True)
 class HandleFact:
-    """A handle's outcome. ``detail`` is a bounded word that says why."""
+    """A handle's outcome. ``detail`` is a bounded word that says why.
+
+    ``parted`` is set where its tokens were compared, and were not all the prompt's.
+    """
 
     outcome: Outcome
     node: str
     tokens: int
     detail: str = ""
+    parted: Parted | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +191,7 @@ class LegFailed:
     error: str
     with_handle: bool
     action: str
+    fault: LegFault = LegFault.BROKEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +214,16 @@ class StoreChanged:
 
 @dataclass(frozen=True, slots=True)
 class NodeChanged:
-    """A node's state, or the engine behind it, changed."""
+    """A node's state, or the engine behind it, changed.
+
+    ``ejection`` says in a word why it was ejected just now; empty where it was not.
+    """
 
     node: str
     role: str
     state: str
     reason: str
+    ejection: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +264,8 @@ class UsageAfterRelease:
 
 
 Fact = (
-    TurnEnded
+    RequestRefused
+    | TurnEnded
     | HandleFact
     | UsageAfterRelease
     | PromptMismatch

@@ -22,6 +22,7 @@ from router.telemetry.facts import (
     NodeChanged,
     NodesListed,
     PromptMismatch,
+    RequestRefused,
     StoreChanged,
     TaskFailed,
     TurnEnded,
@@ -62,6 +63,8 @@ def _level(fact: Fact) -> int:
 
 def _headline(fact: Fact) -> str:
     match fact:
+        case RequestRefused():
+            return f"request refused: {fact.status} {fact.code}"
         case TurnEnded():
             return f"turn {fact.plan} ({fact.reason}) {fact.status} ended by {fact.ended_by}"
         case HandleFact():

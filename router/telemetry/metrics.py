@@ -3,8 +3,8 @@
 Labels come from bounded sets: plans, reasons, outcomes, roles, node keys. Never ids, models or tenants.
 """
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -23,6 +23,7 @@ from router.telemetry.facts import (
     LegFailed,
     NodeChanged,
     PromptMismatch,
+    RequestRefused,
     StoreChanged,
     TaskFailed,
     TurnEnded,
@@ -30,53 +31,113 @@ from router.telemetry.facts import (
 )
 from router.telemetry.shared_metrics import shared
 
-# The buckets of vLLM's own time_to_first_token_seconds, so that both can be laid over each other.
+# The buckets of vLLM's own time_to_first_token_seconds and e2e_request_latency_seconds (vllm/v1/metrics), so
+# that both can be laid over each other.
 TTFT_BUCKETS_S: Final = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
     80.0, 160.0, 640.0, 2560.0,
 )  # fmt: skip
+TURN_BUCKETS_S: Final = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0,
+    960.0, 1920.0, 7680.0,
+)  # fmt: skip
 RATIO_BUCKETS: Final = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0)
 GAP_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 30.0, 60.0)
+CALL_BUCKETS_S: Final = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+
+_M = TypeVar("_M", Counter, Histogram)
+
+
+class _Series(Generic[_M]):
+    """A metric's series by the values of its labels.
+
+    Each is asked of prometheus-client once, which checks names and takes a lock every time.
+    """
+
+    __slots__ = ("_known", "_metric")
+
+    def __init__(self, metric: _M) -> None:
+        self._metric: _M = metric
+        self._known: dict[tuple[str, ...], _M] = {}
+
+    def of(self, *values: str) -> _M:
+        series = self._known.get(values)
+        if series is None:
+            series = self._known[values] = self._metric.labels(*values) if values else self._metric
+        return series
+
+    def forget(self, node: str) -> None:
+        """Drop all series of a node."""
+        self._metric.remove_by_labels({"node": node})
+        self._known.clear()
 
 
 class Metrics:
     """Counts facts. ``registry`` is the router's own, so that two routers in one process do not mix."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"boomerang_{name}", text, labels, registry=registry)
+        def counter(name: str, text: str, *labels: str) -> _Series[Counter]:
+            return _Series(Counter(f"boomerang_{name}", text, labels, registry=registry))
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-            return Histogram(f"boomerang_{name}", text, labels, buckets=buckets, registry=registry)
+        def histogram(name: str, text: str, buckets: Sequence[float], *labels: str) -> _Series[Histogram]:
+            made = Histogram(f"boomerang_{name}", text, labels, buckets=buckets, registry=registry)
+            return _Series(made)
 
-        self.turns = counter(
+        self._turns = counter(
             "turns", "Turns by plan, reason and who ended them.", "plan", "reason", "ended_by"
         )
-        self.answers = counter("answers", "Turns by endpoint and HTTP status sent.", "endpoint", "status")
-        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of finished turns.", "plan")
-        self.reused_tokens = counter("reused_tokens", "Prompt tokens that no engine computed again.", "plan")
-        self.first_byte = histogram(
+        self._answers = counter("answers", "Turns by endpoint and HTTP status sent.", "endpoint", "status")
+        self._refusals = counter("refusals", "Requests that did not become a turn.", "code")
+        self._departures = counter("client_departures", "Clients that left, by phase of the turn.", "phase")
+        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of turns, where known.", "plan")
+        self._reused_tokens = counter("reused_tokens", "Prompt tokens that no engine computed again.", "plan")
+        self._moved_tokens = counter(
+            "moved_tokens", "Of the reused tokens, about those that came back from a decode node.", "plan"
+        )
+        self._completion_tokens = counter(
+            "completion_tokens", "Tokens of answers, where the engine or the router counted them.", "plan"
+        )
+        self._first_byte = histogram(
             "time_to_first_byte_seconds",
-            "From the request to the first byte of its answer.",
+            "From the request to the first byte of its answer: of a streamed one, its first token.",
             TTFT_BUCKETS_S,
             "plan",
+            "stream",
         )
-        self.prefill = histogram("prefill_leg_seconds", "Duration of prefill legs.", TTFT_BUCKETS_S, "plan")
-        self.verify = histogram(
+        self._turn_s = histogram(
+            "turn_seconds", "From the request to the end of its turn.", TURN_BUCKETS_S, "plan"
+        )
+        self._wait = histogram(
+            "admission_wait_seconds", "How long turns that had to wait for a place waited.", TTFT_BUCKETS_S
+        )
+        self._verify = histogram(
             "verify_seconds", "Time taken to compare a handle with the prompt in the router.", TTFT_BUCKETS_S
         )
-        self.gap = histogram(
+        self._prefill = histogram("prefill_leg_seconds", "Duration of prefill legs.", TTFT_BUCKETS_S, "plan")
+        self._gap = histogram(
             "prefill_decode_gap_seconds", "From the end of the prefill leg to the decode leg.", GAP_BUCKETS_S
         )
-        self.estimates = histogram(
+        self._decode = histogram(
+            "decode_leg_seconds",
+            "From the sending of the decode leg to its turn's end.",
+            TURN_BUCKETS_S,
+            "plan",
+        )
+        self._estimates = histogram(
             "estimate_ratio",
             "Time to the first byte of streamed turns, over what their plan was estimated to take.",
             RATIO_BUCKETS,
             "plan",
         )
-        self.handles = counter("handles", "What became of handles.", "outcome", "detail")
-        self.handle_tokens = counter("handle_tokens", "Tokens behind those handles.", "outcome")
-        self.leg_failures = counter(
+        self._handles = counter("handles", "What became of handles.", "outcome", "detail")
+        self._handle_tokens = counter("handle_tokens", "Tokens behind those handles.", "outcome")
+        self._divergences = counter(
+            "divergences",
+            "Handles whose tokens were not all the prompt's, by where they part from it.",
+            "parted",
+            "outcome",
+        )
+        self._leg_failures = counter(
             "leg_failures",
             "Legs that failed, and what the turn did.",
             "role",
@@ -84,25 +145,38 @@ class Metrics:
             "action",
             "with_handle",
         )
-        self.departures = counter("client_departures", "Clients that left, by phase of the turn.", "phase")
-        self.mismatches = counter(
+        self._leg_faults = counter("leg_faults", "Legs that failed, by what they failed of.", "role", "fault")
+        self._mismatches = counter(
             "prompt_mismatches", "Prompts a prefill node read otherwise than verified.", "node"
         )
-        self.ledger_failures = counter("ledger_failures", "Turns that the ledger failed.", "operation")
-        self.node_changes = counter("node_changes", "Times a node came to a state.", "role", "state")
-        self.discovery_failures = counter(
-            "discovery_failures", "Times that a source of nodes began to fail, or failed otherwise.", "source"
+        self._ledger_failures = counter("ledger_failures", "Turns that the ledger failed.", "operation")
+        self._ledger_calls = histogram(
+            "ledger_call_seconds",
+            "How long a call of a shared store was waited for, whatever came of it.",
+            CALL_BUCKETS_S,
+            "operation",
         )
-        self.store_changes = counter(
+        self._store_changes = counter(
             "store_changes", "Times a shared store's server was given up, or answered again.", "state"
         )
-        self.release_checks = counter(
+        self._node_changes = counter("node_changes", "Times a node came to a state.", "role", "state")
+        self._ejections = counter(
+            "node_ejections",
+            "Times a node was ejected, by why: its probes or its breaker.",
+            "role",
+            "node",
+            "why",
+        )
+        self._discovery_failures = counter(
+            "discovery_failures", "Times that a source of nodes began to fail, or failed otherwise.", "source"
+        )
+        self._release_checks = counter(
             "release_checks",
             "Whether a decode node's own KV usage fell after handles were released on it.",
             "node",
             "usage",
         )
-        self.task_failures = counter("task_failures", "Background tasks that raised.", "task")
+        self._task_failures = counter("task_failures", "Background tasks that raised.", "task")
 
     def __call__(self, fact: Fact) -> None:
         """Count one fact."""
@@ -110,60 +184,83 @@ class Metrics:
             case TurnEnded():
                 self._turn(fact)
             case HandleFact():
-                self.handles.labels(fact.outcome, fact.detail).inc()
-                self.handle_tokens.labels(fact.outcome).inc(fact.tokens)
+                self._handles.of(fact.outcome, fact.detail).inc()
+                self._handle_tokens.of(fact.outcome).inc(fact.tokens)
+                if fact.parted is not None:
+                    self._divergences.of(fact.parted, fact.outcome).inc()
+            case RequestRefused():
+                self._refusals.of(fact.code).inc()
             case LegFailed():
-                with_handle = "yes" if fact.with_handle else "no"
-                self.leg_failures.labels(fact.role, fact.node, fact.action, with_handle).inc()
+                self._leg_failures.of(fact.role, fact.node, fact.action, _yes(fact.with_handle)).inc()
+                self._leg_faults.of(fact.role, fact.fault).inc()
             case PromptMismatch():
-                self.mismatches.labels(fact.node).inc()
+                self._mismatches.of(fact.node).inc()
             case LedgerFailed():
-                self.ledger_failures.labels(fact.operation).inc()
+                self._ledger_failures.of(fact.operation).inc()
             case NodeChanged():
-                self.node_changes.labels(fact.role, fact.state).inc()
-                if fact.state == State.GONE:
-                    self._forget(fact.node)
+                self._node(fact)
             case DiscoveryFailed():
-                self.discovery_failures.labels(fact.source).inc()
+                self._discovery_failures.of(fact.source).inc()
             case StoreChanged():
-                self.store_changes.labels("up" if fact.up else "down").inc()
+                self._store_changes.of("up" if fact.up else "down").inc()
             case UsageAfterRelease():
-                fell = "fell" if fact.after < fact.before else "did_not_fall"
-                self.release_checks.labels(fact.node, fell).inc()
+                self._release_checks.of(
+                    fact.node, "fell" if fact.after < fact.before else "did_not_fall"
+                ).inc()
             case TaskFailed():
-                self.task_failures.labels(fact.task).inc()
+                self._task_failures.of(fact.task).inc()
             case _:
                 pass
 
-    def _forget(self, node: str) -> None:
-        """Nodes come and go under new addresses: one that is gone leaves no series behind.
+    def ledger_call(self, operation: str, seconds: float) -> None:
+        """Count one call of a shared store."""
+        self._ledger_calls.of(operation).observe(seconds)
 
-        Where processes share their figures, prometheus-client cannot take any back.
+    def _node(self, fact: NodeChanged) -> None:
+        """Count a node's change.
+
+        Nodes come and go under new addresses: one that is gone leaves no series behind. Where processes share
+        their figures, prometheus-client cannot take any back.
         """
-        if not shared():
-            for metric in (self.leg_failures, self.mismatches):
-                metric.remove_by_labels({"node": node})
+        self._node_changes.of(fact.role, fact.state).inc()
+        if fact.ejection:
+            self._ejections.of(fact.role, fact.node, fact.ejection).inc()
+        if fact.state == State.GONE and not shared():
+            for metric in (self._leg_failures, self._mismatches, self._ejections, self._release_checks):
+                metric.forget(fact.node)
 
     def _turn(self, turn: TurnEnded) -> None:
-        self.turns.labels(turn.plan, turn.reason, turn.ended_by).inc()
-        self.answers.labels(turn.endpoint, str(turn.status)).inc()
+        plan = turn.plan
+        self._turns.of(plan, turn.reason, turn.ended_by).inc()
+        self._answers.of(turn.endpoint, str(turn.status)).inc()
         if turn.ended_by is EndedBy.CLIENT:
-            self.departures.labels(turn.phase).inc()
+            self._departures.of(turn.phase).inc()
         if turn.prompt_tokens:
-            self.prompt_tokens.labels(turn.plan).inc(turn.prompt_tokens)
-        if turn.reused_tokens:
-            self.reused_tokens.labels(turn.plan).inc(turn.reused_tokens)
-        for histogram, value in ((self.verify, turn.verify_s), (self.gap, turn.gap_s)):
+            self._prompt_tokens.of(plan).inc(turn.prompt_tokens)
+            # Of a prompt whose length nobody told there is no share either.
+            self._reused_tokens.of(plan).inc(turn.reused_tokens or 0)
+            self._moved_tokens.of(plan).inc(turn.moved_tokens or 0)
+        if turn.completion_tokens:
+            self._completion_tokens.of(plan).inc(turn.completion_tokens)
+        if turn.first_byte_s is not None:
+            self._first_byte.of(plan, _yes(turn.stream)).observe(turn.first_byte_s)
+        self._turn_s.of(plan).observe(turn.total_s)
+        once = ((self._wait, turn.waited_s), (self._verify, turn.verify_s), (self._gap, turn.gap_s))
+        for plain, value in once:
             if value is not None:
-                histogram.observe(value)
+                plain.of().observe(value)
         timed = (
-            (self.first_byte, turn.first_byte_s),
-            (self.prefill, turn.prefill_s),
-            (self.estimates, turn.estimate_ratio),
+            (self._prefill, turn.prefill_s),
+            (self._decode, turn.decode_s),
+            (self._estimates, turn.estimate_ratio),
         )
         for by_plan, value in timed:
             if value is not None:
-                by_plan.labels(turn.plan).observe(value)
+                by_plan.of(plan).observe(value)
+
+
+def _yes(said: bool) -> str:  # noqa: FBT001 - the value of a label
+    return "yes" if said else "no"
 
 
 class StateCollector(Collector):
@@ -175,8 +272,9 @@ class StateCollector(Collector):
         ledger: Callable[[], LedgerStats],
         open_turns: Callable[[], int],
         waiting_turns: Callable[[], int],
+        servers_up: Callable[[], Mapping[str, bool]] = dict,
     ) -> None:
-        self._pool, self._ledger = pool, ledger
+        self._pool, self._ledger, self._servers_up = pool, ledger, servers_up
         self._open_turns, self._waiting_turns = open_turns, waiting_turns
 
     def collect(self) -> list[Metric]:
@@ -189,10 +287,16 @@ class StateCollector(Collector):
             state.add_metric((node.role, node.key, node.state), 1.0)
             circuit.add_metric((node.role, node.key, node.circuit), 1.0)
             legs.add_metric((node.role, node.key), float(node.in_flight))
+        store = _gauge(
+            "store_up", "Whether a shared store's server is asked: 1, or 0 while it fails.", ("server",)
+        )
+        for server, up in self._servers_up().items():
+            store.add_metric((server,), float(up))
         return [
             state,
             circuit,
             legs,
+            store,
             _value("open_turns", "Turns that are open: running, or waiting for a place.", self._open_turns()),
             _value("waiting_turns", "Turns that wait for a place.", self._waiting_turns()),
             *_ledger(self._ledger()),

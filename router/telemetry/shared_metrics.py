@@ -19,6 +19,9 @@ MODES: Final[dict[str, Mode]] = {
     # Each process has its own view of these, of the same thing: a node that one sees as ready and another as
     # down shows both.
     "boomerang_node_state": "livemax",
+    "boomerang_node_breaker": "livemax",
+    # One that cannot reach the store is news, also where others can.
+    "boomerang_store_up": "livemin",
     "boomerang_ledger_branches": "livemax",
     "boomerang_ledger_handles": "livemax",
     "boomerang_pinned_tokens": "livemax",

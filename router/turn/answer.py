@@ -15,9 +15,10 @@ from typing import Final
 
 from router.engines.upstream import Answer, AnswerStream, Call, TimedOut, UpstreamError
 from router.fleet.leg import Leg
-from router.telemetry.facts import EndedBy, LegFailed
+from router.telemetry.facts import EndedBy, LegFailed, LegFault
 from router.turn import reading, sse, tap
 from router.turn.context import Client, Context
+from router.turn.fault import Faulty, fault_of
 from router.turn.learn import learn_first_byte, learn_stay
 from router.turn.legs import client_headers, decode_body, engine_headers, stay_body, unsplit_body
 from router.turn.plan import Kind, Plan
@@ -32,12 +33,13 @@ _UNBUFFERED: Final = (("cache-control", "no-cache"), ("x-accel-buffering", "no")
 """A proxy in front that buffers would turn a stream into a late whole."""
 
 
-class DecodeFailed(Exception):
+class DecodeFailed(Faulty):
     """D answered a server error, or no completion. ``answer`` is its own, if that may be passed on."""
 
     def __init__(self, message: str, answer: Answer | None = None) -> None:
         super().__init__(message)
         self.answer = answer
+        self.fault = LegFault.NONSENSE if answer is None else LegFault.STATUS
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +219,7 @@ class DecodeLeg:
             if not wire.done:
                 leg.failed(str(error))
                 by = EndedBy.ROUTER if isinstance(error, TimedOut) else EndedBy.FAULT
-                await self._break_off(wire, str(error), by)
+                await self._break_off(wire, str(error), by, fault_of(error))
                 return
         end = wire.finish()
         self._note(end.answer)
@@ -225,7 +227,7 @@ class DecodeLeg:
             self.record.ended(EndedBy.ENGINE, "error event in the stream")
         elif not (end.done or self._ends_without_done(end)):
             leg.failed("the stream ended without [DONE]")
-            await self._break_off(wire, "the stream ended without [DONE]", EndedBy.FAULT)
+            await self._break_off(wire, "the stream ended without [DONE]", EndedBy.FAULT, LegFault.BROKEN)
             return
         await self.client.end()
 
@@ -269,14 +271,16 @@ class DecodeLeg:
         if ended.answer.error is None and ended.answer.unsound_finish is None:
             await self.remember(self.plan, self.prefilled, ended)
 
-    async def _break_off(self, wire: tap.Tap, why: str, by: EndedBy) -> None:
+    async def _break_off(self, wire: tap.Tap, why: str, by: EndedBy, fault: LegFault) -> None:
         """End a stream that has begun and cannot be finished, in a way that no client takes for its end."""
         self._note(wire.answer())
-        node = self.plan.decode
         self.record.ended(by, why)
         self.context.facts.publish(
-            LegFailed(self.request.turn_id, "decode", node.key, why, with_handle=False, action="error_event")
-        )
+            LegFailed(
+                self.request.turn_id, "decode", self.plan.decode.key, why,
+                with_handle=False, action="error_event", fault=fault,
+            )
+        )  # fmt: skip
         await self.client.write(
             tap.error_event(f"the engine broke off its answer: {why}", "server_error", "engine_broke_off")
         )

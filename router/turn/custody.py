@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from router.ledger.store import Found, Handle, Ledger, LedgerUnavailable, Relation
-from router.telemetry.facts import Facts, HandleFact, Outcome
+from router.telemetry.facts import Facts, HandleFact, Outcome, Parted
+from router.turn.digest import STRIDE_TOKENS
 from router.turn.release import Cause, Releases
 
 
@@ -77,7 +78,8 @@ class Custody:
         if self._course is _Course.SENT:
             self._course = _Course.GONE
         if self.found is not None and self.found.handle is not None:
-            self.facts.publish(HandleFact(outcome, self.found.handle.decode, tokens, detail))
+            parted = _parted(self.found, outcome, tokens)
+            self.facts.publish(HandleFact(outcome, self.found.handle.decode, tokens, detail, parted))
             if outcome is Outcome.FAILED:
                 self.releases.lost(self.found.handle)
 
@@ -102,3 +104,20 @@ class Custody:
         self.tell(Outcome.GIVEN_BACK if back else Outcome.LOST, handle.tokens, "" if back else "moved_on")
         if not back:
             self.releases.add(handle, Cause.SUPERSEDED)
+
+
+def _parted(found: Found, outcome: Outcome, tokens: int) -> Parted | None:
+    """Where the tokens behind a handle part from the prompt, as far as its outcome tells.
+
+    ``tokens`` is what was used of a handle that was cut; less than was proven, by up to a stride or a block.
+    """
+    handle = found.handle
+    if handle is None or outcome not in (Outcome.CUT, Outcome.DIVERGED):
+        return None
+    if found.relation is not Relation.EXTENSION:
+        return Parted.EDIT
+    if outcome is Outcome.DIVERGED or tokens + STRIDE_TOKENS < handle.prompt_tokens:
+        return Parted.HISTORY
+    if handle.held is not None and handle.held.tokens <= handle.prompt_tokens:
+        return None  # it ends where the answer begins, whose tokens nobody knows
+    return Parted.ANSWER

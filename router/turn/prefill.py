@@ -14,11 +14,12 @@ from router.engines.upstream import Answer, Call, NeverSent, UpstreamError
 from router.fleet.leg import Leg
 from router.fleet.load import PRIOR_LEG_TOKENS, PrefillLeg
 from router.fleet.node import Node
-from router.telemetry.facts import Outcome, PromptMismatch
+from router.telemetry.facts import LegFault, Outcome, PromptMismatch
 from router.turn import reading, tap
 from router.turn.context import Context
 from router.turn.custody import Custody
 from router.turn.digest import chain
+from router.turn.fault import Faulty, fault_of
 from router.turn.legs import engine_headers, prefill_body
 from router.turn.plan import Kind, Plan, Verify
 from router.turn.record import Record
@@ -46,7 +47,7 @@ class Prefilled:
     timing: PrefillLeg | None = None
 
 
-class PrefillFailed(Exception):
+class PrefillFailed(Faulty):
     """P was reached and did not do its part. ``cause`` is the error of ours, or None for P's own answer."""
 
     def __init__(
@@ -54,10 +55,16 @@ class PrefillFailed(Exception):
     ) -> None:
         super().__init__(message)
         self.answer, self.cause = answer, cause
+        if cause is not None:
+            self.fault = fault_of(cause)
+        else:
+            self.fault = LegFault.NONSENSE if answer is None else LegFault.STATUS
 
 
-class PromptDiffers(Exception):
+class PromptDiffers(Faulty):
     """P did not prove, or read otherwise, the tokens that its handle was cut to: its KV may be wrong."""
+
+    fault = LegFault.PROMPT_DIFFERS
 
 
 def wants_prompt_ids(context: Context, request: Request, plan: Plan) -> bool:

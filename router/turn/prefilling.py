@@ -10,6 +10,7 @@ from router.fleet.node import Node
 from router.telemetry.facts import HandleFact, LegFailed, Outcome, Phase
 from router.turn.context import Context
 from router.turn.custody import Custody
+from router.turn.fault import fault_of
 from router.turn.handle import Uncut
 from router.turn.learn import learn_prefill, learn_verify
 from router.turn.plan import Plan, Reason, Situation, Verify
@@ -73,11 +74,11 @@ class Prefilling:
                 raise errors.BadRequest(f"the request cannot be forwarded: {error}") from error
             except NeverSent as error:
                 last = error
-                self._failed(str(error), "other_node", with_handle=False)
+                self._failed(error, "other_node", with_handle=False)
                 self.exclude(plan.prefill.key)
             except PromptDiffers as error:
                 last = error
-                self._failed(str(error), "salted", with_handle=reuse.carries_handle)
+                self._failed(error, "salted", with_handle=reuse.carries_handle)
                 if reuse.carries_handle:
                     self.custody.tell(Outcome.FAILED, reuse.tokens, Reason.MISMATCH)
                 known = self._as_known(self.situation.prefills)
@@ -88,10 +89,10 @@ class Prefilling:
                 last = error
                 if reuse.carries_handle and not error.is_full:
                     # The client never sent what P refuses, if that is the handle.
-                    self._failed(str(error), "cold_retry", with_handle=True)
+                    self._failed(error, "cold_retry", with_handle=True)
                     self.go_cold()
                 elif error.is_full and attempt < MAX_NODES and self._has_another(plan.prefill.key):
-                    self._failed(str(error), "other_node", with_handle=reuse.carries_handle)
+                    self._failed(error, "other_node", with_handle=reuse.carries_handle)
                 else:
                     raise
             except PrefillFailed as error:
@@ -226,19 +227,19 @@ class Prefilling:
         key = self.record.prefill
         if reuse.carries_handle:
             overdue = isinstance(error.cause, TimedOut)
-            self._failed(str(error), "cold_retry", with_handle=True)
+            self._failed(error, "cold_retry", with_handle=True)
             self.custody.tell(Outcome.FAILED, reuse.tokens, "overdue" if overdue else "failed")
             if plan.handle is not None and not isinstance(error.cause, Stale):
                 self.context.doubts.cool(key, plan.handle.decode, self.context.now())
             self.go_cold()
             return
         if isinstance(error.cause, Stale) and attempt == 1:
-            self._failed(str(error), "retry", with_handle=False)
+            self._failed(error, "retry", with_handle=False)
             return
         if attempt < MAX_NODES and self._has_another(key):
-            self._failed(str(error), "other_node", with_handle=False)
+            self._failed(error, "other_node", with_handle=False)
             return
-        self._failed(str(error), "fail", with_handle=False)
+        self._failed(error, "fail", with_handle=False)
         if error.cause is not None:
             raise told("prefill", key, error.cause) from error
         raise answered("prefill", key, error.answer, str(error)) from error
@@ -247,8 +248,7 @@ class Prefilling:
         record = self.record
         record.prefill_ended()
         record.reused_tokens = prefilled.reused_tokens
-        if prefilled.prompt_ids is not None:
-            record.prompt_tokens = len(prefilled.prompt_ids)
+        record.prompt_tokens = prefilled.prompt_tokens
         unused = tell_use(self.custody, plan, reuse, prefilled)
         if unused is not None:
             plan = plan.cold(unused)
@@ -257,9 +257,9 @@ class Prefilling:
             self.context.facts.publish(HandleFact(Outcome.MISSING_PREFILL_PARAMS, record.prefill, 0))
         return plan
 
-    def _failed(self, why: str, action: str, *, with_handle: bool) -> None:
+    def _failed(self, error: Exception, action: str, *, with_handle: bool) -> None:
         """Tell of a leg to the prefill node of the plan in force."""
-        node = self.record.prefill
+        node, turn_id = self.record.prefill, self.record.request.turn_id
         self.context.facts.publish(
-            LegFailed(self.record.request.turn_id, "prefill", node, why, with_handle, action)
+            LegFailed(turn_id, "prefill", node, str(error), with_handle, action, fault_of(error))
         )

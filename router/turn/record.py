@@ -51,6 +51,8 @@ class Record:
     prefill_s: float | None = None
     prefill_ended_s: float | None = None
     gap_s: float | None = None
+    decode_sent_s: float | None = None
+    """When the newest decode leg was sent."""
     first_byte_s: float | None = None
     legs: int = 0
     decode_legs: int = 0
@@ -88,8 +90,9 @@ class Record:
             self.ended_by, self.detail = by, detail
 
     def decode_sent(self) -> None:
+        self.decode_sent_s = self.now()
         if self.prefill_ended_s is not None:
-            self.gap_s = self.now() - self.prefill_ended_s
+            self.gap_s = self.decode_sent_s - self.prefill_ended_s
         self.phase = Phase.FIRST_TOKEN
 
     def first_byte(self) -> None:
@@ -112,7 +115,7 @@ class Record:
         return (("server-timing", ", ".join(parts)),) if parts else ()
 
     def fact(self) -> TurnEnded:
-        request, plan = self.request, self.plan
+        request, plan, now_s = self.request, self.plan, self.now()
         return TurnEnded(
             turn_id=request.turn_id,
             client_id=request.client_id,
@@ -137,8 +140,9 @@ class Record:
             verify_s=self.verify_s,
             prefill_s=self.prefill_s,
             gap_s=self.gap_s,
+            decode_s=now_s - self.decode_sent_s if self.decode_sent_s is not None else None,
             first_byte_s=self.first_byte_s,
-            total_s=self.now() - self.started_s,
+            total_s=now_s - self.started_s,
             line=self.line,
             moved_tokens=self.moved_tokens(),
         )

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from router import errors
 from router.engines.upstream import NeverSent, Stale, Unsendable, UpstreamError
 from router.fleet.node import Node, Role
-from router.telemetry.facts import EndedBy, LegFailed, Phase
+from router.telemetry.facts import EndedBy, LegFailed, LegFault, Phase
 from router.turn.admit import admitted
 from router.turn.answer import DecodeFailed, DecodeLeg
 from router.turn.context import Client, Context
 from router.turn.custody import Custody
+from router.turn.fault import fault_of
 from router.turn.legs import client_headers
 from router.turn.plan import Kind, Plan
 from router.turn.prefill import Prefilled
@@ -147,9 +148,9 @@ class _Turn:
                 return await self._decode(first, memory, plan, prefilled)
             except (Stale, _LeaseOver, _CannotStay) as error:
                 if is_last:
-                    self._decode_failed(str(error), "fail")
+                    self._decode_failed(error, "fail")
                     raise self._told_last(error) from error
-                self._decode_failed(str(error), "prefill_again")
+                self._decode_failed(error, "prefill_again")
                 if plan.kind is Kind.STAY:
                     first.leave_stay()
                 else:
@@ -160,9 +161,9 @@ class _Turn:
             except _Unanswered as error:
                 # Asked once more on another pair, if there is one.
                 if is_last or self.client.started or not first.move_from(error.key, self.record.prefill):
-                    self._decode_failed(str(error), "fail")
+                    self._decode_failed(error, "fail")
                     raise error.error from error
-                self._decode_failed(str(error), "prefill_again")
+                self._decode_failed(error, "prefill_again")
                 first.go_cold()
                 is_last = True
                 plan, prefilled = await first.run()
@@ -195,7 +196,7 @@ class _Turn:
                 first.exclude(key)
                 if plan.kind is Kind.STAY:
                     raise _CannotStay(str(error)) from error
-                self._decode_failed(str(error), "other_node")
+                self._decode_failed(error, "other_node")
                 other = choose(first.situation)
                 if other is None:
                     raise told("decode", key, error) from error
@@ -223,11 +224,15 @@ class _Turn:
                 f"the prefill node's lease of {lease_s:g} s passed before the decode leg was sent"
             )
 
-    def _decode_failed(self, why: str, action: str) -> None:
+    def _decode_failed(self, error: Exception, action: str) -> None:
         """Tell of a leg to the decode node of the plan in force, which may be another than the first."""
-        node = self.record.decode
+        cause = error.__cause__ if isinstance(error, _Unanswered | _CannotStay) else error
+        fault = LegFault.LEASE_OVER if isinstance(error, _LeaseOver) else fault_of(cause)
+        node, why = self.record.decode, str(error)
         self.context.facts.publish(
-            LegFailed(self.request.turn_id, "decode", node, why, with_handle=False, action=action)
+            LegFailed(
+                self.request.turn_id, "decode", node, why, with_handle=False, action=action, fault=fault
+            )
         )
 
     def _explain(self, plan: Plan, prefilled: Prefilled | None) -> tuple[tuple[str, str], ...]:

@@ -20,8 +20,9 @@ from router.fleet.node import Node, Role, State
 from router.ledger.gaps import Gaps
 from router.ledger.pins import URGENT_FROM, capacity_tokens, excess_tokens, least_likely
 from router.ledger.store import Finish, LedgerUnavailable, PinLedger, Pinned
-from router.telemetry.facts import HandleFact, LegFailed, Outcome, UsageAfterRelease
+from router.telemetry.facts import HandleFact, LegFailed, LegFault, Outcome, UsageAfterRelease
 from router.turn.context import Context
+from router.turn.fault import fault_of
 from router.turn.legs import engine_headers
 from router.turn.plan import restarted
 from router.turn.release import Cause, Due, pairs
@@ -135,16 +136,19 @@ class Releasing:
         context, handle = self.context, due.handle
         leg_id = f"brg-{secrets.token_hex(12)}-f1"
         headers = engine_headers((), leg_id=leg_id, api_key=context.settings.api_key(), rank=prefill.rank)
-        failure = "cancelled"
+        failure, fault = "cancelled", LegFault.BROKEN
         try:
             body = release_body(prefill, handle.params)
             call = Call("POST", "/v1/completions", headers, body, context.settings.limits(LEG_S))
             with context.fleet.leg(prefill.key, with_handle=True) as leg:
                 answer = await context.upstream.send(prefill.origin, call)
                 leg.answered(answer.status, answer.headers)
-            failure = "" if answer.status == 200 else f"status {answer.status}"
+            if answer.status == 200:
+                failure = ""
+            else:
+                failure, fault = f"status {answer.status}", LegFault.of_status(answer.status)
         except (UpstreamError, nixl.NotParams) as error:
-            failure = str(error)
+            failure, fault = str(error), fault_of(error)
         finally:
             self._legs -= 1
             if failure:
@@ -152,8 +156,11 @@ class Releasing:
         if failure:
             self._resting[prefill.key, handle.decode] = context.now() + REST_S
             context.facts.publish(
-                LegFailed(leg_id, "release", prefill.key, failure, with_handle=True, action="given_up")
-            )
+                LegFailed(
+                    leg_id, "release", prefill.key, failure,
+                    with_handle=True, action="given_up", fault=fault,
+                )
+            )  # fmt: skip
             context.facts.publish(HandleFact(Outcome.LOST, handle.decode, handle.tokens, "release_failed"))
             return
         context.releases.prove(prefill.key, context.fleet.process(prefill.key))

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.fleet.breaker import WINDOW_LEGS, WINDOW_S, Breaker, Rules, Verdict, due, judged, tried, untried
-from router.fleet.node import Circuit
+from router.fleet.node import Circuit, Ejection
 
 RULES = Rules(failures=3, open_s=10.0)
 OK, BUSY, FAULT = Verdict
@@ -38,7 +38,10 @@ def test_when_it_opens(verdicts: list[Verdict], opens: bool) -> None:
 
 def test_why_it_opened() -> None:
     assert play([FAULT] * 3).why == "3 legs in a row failed; the last: leg 2"
+    assert play([FAULT] * 3).opened_by is Ejection.LEGS_IN_A_ROW
     assert play([OK, FAULT] * 3).why == "3 of 6 legs failed; the last: leg 5"
+    assert play([OK, FAULT] * 3).opened_by is Ejection.LEGS_SHARE
+    assert play([FAULT] * 2).opened_by is None
 
 
 def test_old_faults_are_no_share() -> None:
@@ -57,6 +60,7 @@ def test_half_open_lets_one_leg_through_and_it_decides() -> None:
 
     closed = judged(trying, OK, 111.0, RULES, on_trial=True)
     assert (closed.circuit, closed.why, closed.in_a_row, closed.newest) == (Circuit.CLOSED, "", 0, ())
+    assert closed.opened_by is None
     again = judged(trying, FAULT, 111.0, RULES, why="refused", on_trial=True)
     assert (again.circuit, again.open_until_s, again.trips) == (Circuit.OPEN, 121.0, 2)
     assert again.why == "the leg on trial failed: refused"

@@ -8,7 +8,7 @@ import pytest
 from router.engines.aiohttp_upstream import AiohttpUpstream
 from router.engines.upstream import Upstream
 from router.fleet.breaker import Rules, Verdict
-from router.fleet.node import Engine, Node, Role, State
+from router.fleet.node import Ejection, Engine, Node, Role, State
 from router.fleet.pool import Fleet, node_of
 from router.fleet.probe import Fault, Probed, Prober
 from router.telemetry.facts import Fact, Facts, NodeChanged, TaskFailed
@@ -273,3 +273,38 @@ async def test_what_time_alone_changes_is_done_while_nobody_looks(upstream: Aioh
         ("ejected", "1 legs in a row failed; the last: reset"),
         ("ready", "on trial; before: 1 legs in a row failed; the last: reset"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("fault", "ejection"),
+    [
+        (Fault.REFUSED, Ejection.PROBE_REFUSED),
+        (Fault.TIMED_OUT, Ejection.PROBE_TIMED_OUT),
+        (Fault.STATUS, Ejection.PROBE_STATUS),
+        (Fault.BROKEN, Ejection.PROBE_BROKEN),
+    ],
+)
+async def test_probes_that_eject_are_told_once_with_what_they_came_to(
+    fault: Fault, ejection: Ejection, upstream: AiohttpUpstream
+) -> None:
+    failed = [Probed(State.EJECTED, f"failure {number}", fault) for number in range(4)]
+    fleet, told = scripted(READY, *failed, READY)
+    for _ in range(6):
+        await fleet.refresh(upstream)
+    changes = [fact for fact in told.all if isinstance(fact, NodeChanged)]
+    assert [(fact.state, fact.ejection) for fact in changes if fact.ejection] == [("ejected", ejection)]
+
+
+async def test_a_breaker_that_ejects_is_told_each_time_it_opens(upstream: AiohttpUpstream) -> None:
+    told, clock = Told(), [0.0]
+    probe = Script(READY)
+    fleet = Fleet([NODE], probe=probe, facts=told.facts, rules=Rules(2, 10.0), now=lambda: clock[0])
+    await fleet.refresh(upstream)
+    for _ in range(2):
+        fleet.tell(KEY, Verdict.FAULT, "reset")
+    clock[0] = 11.0
+    assert state(fleet)[0] is State.READY
+    with fleet.leg(KEY) as leg:
+        leg.failed("again")
+    ejections = [fact.ejection for fact in told.all if isinstance(fact, NodeChanged) and fact.ejection]
+    assert ejections == [Ejection.LEGS_IN_A_ROW, Ejection.TRIAL]

@@ -297,3 +297,28 @@ async def test_a_password_in_the_address(locked: Server) -> None:
         assert "uthenticat" in await unanswered(ledger), "each server says it in its own words"
     async with redis_ledger(url, prefix="another") as ledger:
         assert "NoPermission" in await unanswered(ledger)
+
+
+async def test_each_call_is_timed_and_what_a_server_is_thought_of_can_be_asked(own: Server) -> None:
+    calls: list[tuple[str, float]] = []
+
+    def on_call(operation: str, seconds: float) -> None:
+        calls.append((operation, seconds))
+
+    async with redis_ledger(own.url, turn_s=TURN_S, answer_s=0.3, on_call=on_call) as ledger:
+        assert ledger.servers_up() == {}, "nobody was asked yet"
+        play = Play(ledger, Clock(time.time()))
+        await until_it_answers(ledger)
+        await play.turn(asking("m0"))
+        assert list(ledger.servers_up().values()) == [True]
+        assert {operation for operation, _ in calls} >= {"find", "put"}
+        own.freeze()
+        calls.clear()
+        for _ in range(OPENS_AFTER + 2):
+            await unanswered(ledger)
+        assert [operation for operation, _ in calls] == ["find"] * OPENS_AFTER, "the others were not made"
+        assert all(seconds >= TURN_S * 0.9 for _, seconds in calls), "one that times out is timed, too"
+        assert list(ledger.servers_up().values()) == [False]
+        own.thaw()
+        await until_it_answers(ledger)
+        assert list(ledger.servers_up().values()) == [True]

@@ -17,10 +17,12 @@ from router.telemetry.facts import (
     NodesListed,
     Outcome,
     PromptMismatch,
+    RequestRefused,
     TaskFailed,
 )
 
 ALL: list[Fact] = [
+    RequestRefused("brg-1", "c", "chat", 400, "bad_request"),
     HandleFact(Outcome.USED, "d1", 128),
     PromptMismatch("m", "p1", 128),
     LegFailed("brg-1", "prefill", "p1", "broken", with_handle=True, action="cold_retry"),

@@ -24,6 +24,7 @@ from router.telemetry.facts import (
     Outcome,
     Phase,
     PromptMismatch,
+    RequestRefused,
     TaskFailed,
     TurnEnded,
 )
@@ -53,6 +54,7 @@ TURN = TurnEnded(
     verify_s=0.0041234567,
     prefill_s=None,
     gap_s=0.0,
+    decode_s=None,
     first_byte_s=0.2,
     total_s=1.5,
 )
@@ -61,6 +63,7 @@ FACTS: list[tuple[Fact, str]] = [
     (replace(TURN, ended_by=EndedBy.CLIENT), "info"),
     (replace(TURN, ended_by=EndedBy.ROUTER), "info"),
     (replace(TURN, ended_by=EndedBy.FAULT, detail="decode node d1: reset"), "warning"),
+    (RequestRefused("brg-1", "client-1", "chat", 400, "bad_request"), "info"),
     (LegFailed("brg-1", "prefill", "p1", "status 500", with_handle=True, action="cold_retry"), "warning"),
     (LedgerFailed("find", "time-out"), "warning"),
     (PromptMismatch("model-1", "p1", 768), "error"),
@@ -144,6 +147,7 @@ def test_a_turns_line_tells_what_is_known_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("fact", "message"),
     [
+        (RequestRefused("brg-1", "c", "chat", 413, "body_too_large"), "request refused: 413 body_too_large"),
         (HandleFact(Outcome.CUT, "d1", 768), "handle cut"),
         (PromptMismatch("m", "p1", 5), "prefill node p1 read another prompt than was verified; "
          "reuse is off for its model"),

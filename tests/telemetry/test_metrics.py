@@ -18,15 +18,28 @@ from router.telemetry.facts import (
     HandleFact,
     LedgerFailed,
     LegFailed,
+    LegFault,
     NodeChanged,
     NodesListed,
     Outcome,
+    Parted,
     Phase,
     PromptMismatch,
+    RequestRefused,
     TaskFailed,
     TurnEnded,
+    UsageAfterRelease,
 )
-from router.telemetry.metrics import GAP_BUCKETS_S, TTFT_BUCKETS_S, Metrics, StateCollector, build_info
+from router.telemetry.metrics import (
+    CALL_BUCKETS_S,
+    GAP_BUCKETS_S,
+    RATIO_BUCKETS,
+    TTFT_BUCKETS_S,
+    TURN_BUCKETS_S,
+    Metrics,
+    StateCollector,
+    build_info,
+)
 from router.turn.handle import Uncut, Unusable
 from router.turn.plan import Kind, Reason
 from router.turn.request import Endpoint, Unsplit
@@ -57,6 +70,8 @@ TURN = TurnEnded(
     verify_s=0.004,
     prefill_s=0.13,
     gap_s=0.0007,
+    decode_s=1.1,
+    moved_tokens=700,
     first_byte_s=0.2,
     total_s=1.5,
 )
@@ -106,13 +121,22 @@ def test_a_turn_moves_its_counters() -> None:
         **series("answers_total", endpoint="chat", status="200"),
         **series("prompt_tokens_total", 821, plan="pull"),
         **series("reused_tokens_total", 768, plan="pull"),
+        **series("moved_tokens_total", 700, plan="pull"),
+        **series("completion_tokens_total", 20, plan="pull"),
     }
 
 
 @pytest.mark.parametrize(
     ("name", "field", "labels", "value", "bounds"),
     [
-        ("time_to_first_byte_seconds", "first_byte_s", {"plan": "pull"}, 0.2, TTFT_BUCKETS_S),
+        (
+            "time_to_first_byte_seconds",
+            "first_byte_s",
+            {"plan": "pull", "stream": "yes"},
+            0.2,
+            TTFT_BUCKETS_S,
+        ),
+        ("decode_leg_seconds", "decode_s", {"plan": "pull"}, 1.1, TURN_BUCKETS_S),
         ("prefill_leg_seconds", "prefill_s", {"plan": "pull"}, 0.13, TTFT_BUCKETS_S),
         ("verify_seconds", "verify_s", {}, 0.004, TTFT_BUCKETS_S),
         ("prefill_decode_gap_seconds", "gap_s", {}, 0.0007, GAP_BUCKETS_S),
@@ -128,6 +152,37 @@ def test_a_turn_is_seen_in_its_histograms(
     assert len(buckets) == len([bound for bound in bounds if bound >= value]) + 1
     unknown: dict[str, Any] = {field: None}
     assert f"boomerang_{name}_count" not in {key[0] for key in Counted().after(replace(TURN, **unknown))}
+
+
+def test_every_turn_is_timed_from_end_to_end() -> None:
+    found = Counted().after(TURN, replace(TURN, total_s=0.5))
+    assert found.items() >= series("turn_seconds_sum", 2.0, plan="pull").items()
+    assert found.items() >= series("turn_seconds_bucket", 1.0, plan="pull", le="0.5").items()
+
+
+def test_only_turns_that_waited_are_seen_to_wait() -> None:
+    found = Counted().after(TURN, replace(TURN, waited_s=0.05))
+    assert found.items() >= series("admission_wait_seconds_sum", 0.05).items()
+    assert found.items() >= series("admission_wait_seconds_count").items()
+
+
+def test_an_answer_that_is_not_streamed_has_no_first_token() -> None:
+    found = Counted().after(replace(TURN, stream=False))
+    assert found.items() >= series("time_to_first_byte_seconds_count", plan="pull", stream="no").items()
+
+
+def test_tokens_are_reused_of_prompts_whose_length_is_known() -> None:
+    """Else the share of them could be more than all."""
+    found = Counted().after(replace(TURN, prompt_tokens=None))
+    assert "boomerang_reused_tokens_total" not in {key[0] for key in found}
+
+
+def test_a_call_of_the_store_is_timed() -> None:
+    counted = Counted()
+    counted.metrics.ledger_call("find", 0.003)
+    found = counted.read()
+    assert found.items() >= series("ledger_call_seconds_sum", 0.003, operation="find").items()
+    assert found.items() >= series("ledger_call_seconds_bucket", operation="find", le="0.005").items()
 
 
 @pytest.mark.parametrize(
@@ -192,12 +247,32 @@ def test_others_are_no_departures(ended_by: EndedBy) -> None:
         ),
         (HandleFact(Outcome.LOST, "d1", 0), series("handles_total", outcome="lost", detail="")),
         (
-            LegFailed("brg-1", "prefill", "p1", "status 500", with_handle=True, action="cold_retry"),
-            series("leg_failures_total", role="prefill", node="p1", action="cold_retry", with_handle="yes"),
+            HandleFact(Outcome.DIVERGED, "d1", 300, "diverged", Parted.HISTORY),
+            {
+                **series("handles_total", outcome="diverged", detail="diverged"),
+                **series("handle_tokens_total", 300, outcome="diverged"),
+                **series("divergences_total", parted="history", outcome="diverged"),
+            },
+        ),
+        (
+            RequestRefused("brg-1", "c", "chat", 413, "body_too_large"),
+            series("refusals_total", code="body_too_large"),
+        ),
+        (
+            LegFailed("brg-1", "prefill", "p1", "status 500", True, "cold_retry", LegFault.STATUS),
+            {
+                **series(
+                    "leg_failures_total", role="prefill", node="p1", action="cold_retry", with_handle="yes"
+                ),
+                **series("leg_faults_total", role="prefill", fault="status"),
+            },
         ),
         (
             LegFailed("brg-1", "decode", "d1", "reset", with_handle=False, action="fail"),
-            series("leg_failures_total", role="decode", node="d1", action="fail", with_handle="no"),
+            {
+                **series("leg_failures_total", role="decode", node="d1", action="fail", with_handle="no"),
+                **series("leg_faults_total", role="decode", fault="broken"),
+            },
         ),
         (PromptMismatch("model-1", "p1", 768), series("prompt_mismatches_total", node="p1")),
         (LedgerFailed("find", "time-out"), series("ledger_failures_total", operation="find")),
@@ -205,6 +280,13 @@ def test_others_are_no_departures(ended_by: EndedBy) -> None:
         (
             NodeChanged("p1", "prefill", "ready", "probed"),
             series("node_changes_total", role="prefill", state="ready"),
+        ),
+        (
+            NodeChanged("p1", "prefill", "ejected", "no answer", "probe_timed_out"),
+            {
+                **series("node_changes_total", role="prefill", state="ejected"),
+                **series("node_ejections_total", role="prefill", node="p1", why="probe_timed_out"),
+            },
         ),
         (NodesListed("dns://engines:8000", 3), {}),
         (
@@ -281,7 +363,7 @@ def test_every_family_has_help_and_a_name_of_its_own() -> None:
 
 
 def test_buckets_grow() -> None:
-    for bounds in (TTFT_BUCKETS_S, GAP_BUCKETS_S):
+    for bounds in (TTFT_BUCKETS_S, TURN_BUCKETS_S, GAP_BUCKETS_S, RATIO_BUCKETS, CALL_BUCKETS_S):
         assert sorted(set(bounds)) == list(bounds)
 
 
@@ -307,7 +389,8 @@ def a_pool() -> Pool:
 
 def test_a_scrape_sees_nodes_legs_turns_and_the_ledger() -> None:
     registry = CollectorRegistry()
-    registry.register(StateCollector(a_pool, lambda: STATS, lambda: 9, lambda: 4))
+    servers = {"redis://s:1": True, "redis://s:2": False}
+    registry.register(StateCollector(a_pool, lambda: STATS, lambda: 9, lambda: 4, lambda: servers))
     assert read(registry) == {
         **series("node_state", role="prefill", node="p1", state="ready"),
         **series("node_state", role="decode", node="d1", state="ejected"),
@@ -316,6 +399,7 @@ def test_a_scrape_sees_nodes_legs_turns_and_the_ledger() -> None:
         **series("open_legs", 2, role="prefill", node="p1"),
         **series("open_turns", 9),
         **series("waiting_turns", 4),
+        **series("store_up", server="redis://s:1"),
         **series("ledger_branches", 1),
         **series("ledger_boundaries", 2),
         **series("ledger_handles", 3),
@@ -362,9 +446,14 @@ def test_a_node_that_is_gone_leaves_no_series_behind() -> None:
     for node in ("p:a:1", "p:b:1"):
         metrics(LegFailed("t", "prefill", node, "reset", with_handle=False, action="fail"))
         metrics(PromptMismatch("m", node, 1))
-    metrics(NodeChanged("p:a:1", "prefill", "ejected", "reset"))
+        metrics(NodeChanged(node, "prefill", "ejected", "reset", "trial"))
+        metrics(UsageAfterRelease(node, 1, 0.5, 0.4))
     assert b"p:a:1" in generate_latest(registry)
     metrics(NodeChanged("p:a:1", "prefill", "gone", "not listed any more"))
     text = generate_latest(registry)
     assert b"p:a:1" not in text
-    assert text.count(b'node="p:b:1"') >= 2
+    assert text.count(b'node="p:b:1",') + text.count(b'node="p:b:1"}') >= 4
+    metrics(PromptMismatch("m", "p:a:1", 1))
+    assert b'boomerang_prompt_mismatches_total{node="p:a:1"} 1.0' in generate_latest(registry), (
+        "it came again"
+    )

@@ -1,6 +1,7 @@
 """A handle in a turn's hands is used once, given back if never sent, or lost; and each is told once."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -16,8 +17,9 @@ from router.ledger.store import (
     Relation,
     Trace,
 )
-from router.telemetry.facts import Fact, Facts, HandleFact, Outcome
+from router.telemetry.facts import Fact, Facts, HandleFact, Outcome, Parted
 from router.turn.custody import Custody
+from router.turn.digest import chain
 from router.turn.release import Cause, Releases
 
 KEYS = (b"a" * 16, b"b" * 16)
@@ -231,7 +233,7 @@ async def test_an_outcome_is_told_of_the_node_that_holds_the_kv() -> None:
     custody = Custody(await take(await a_ledger()), Down(), facts)
     custody.sent()
     custody.tell(Outcome.CUT, 128, "router")
-    assert heard == [HandleFact(Outcome.CUT, "d1", 128, "router")]
+    assert heard == [HandleFact(Outcome.CUT, "d1", 128, "router", Parted.ANSWER)]
 
 
 async def test_what_nobody_can_use_any_more_is_to_be_released() -> None:
@@ -275,3 +277,36 @@ async def test_what_was_used_or_given_back_is_not_pinned_besides() -> None:
     ledger = await a_ledger()
     await Custody(await take(ledger), ledger, Facts(), releases).close()
     assert (len(releases), releases.pinned_tokens("d1")) == (0, 0)
+
+
+ANSWER_UNKNOWN = replace(HANDLE, held=chain(range(200)))
+ANSWER_KNOWN = replace(HANDLE, held=chain(range(300)))
+
+
+@pytest.mark.parametrize(
+    ("relation", "outcome", "tokens", "handle", "parted"),
+    [
+        (Relation.EXTENSION, Outcome.USED, 300, HANDLE, None),
+        (Relation.EXTENSION, Outcome.FAILED, 300, HANDLE, None),
+        (Relation.EXTENSION, Outcome.CUT, 256, ANSWER_KNOWN, Parted.ANSWER),
+        (Relation.EXTENSION, Outcome.CUT, 128, ANSWER_KNOWN, Parted.ANSWER),
+        (Relation.EXTENSION, Outcome.CUT, 64, ANSWER_KNOWN, Parted.HISTORY),
+        (Relation.EXTENSION, Outcome.CUT, 128, ANSWER_UNKNOWN, None),
+        (Relation.EXTENSION, Outcome.CUT, 64, ANSWER_UNKNOWN, Parted.HISTORY),
+        (Relation.EXTENSION, Outcome.CUT, 128, HANDLE, Parted.ANSWER),
+        (Relation.EXTENSION, Outcome.DIVERGED, 300, ANSWER_KNOWN, Parted.HISTORY),
+        (Relation.FORK, Outcome.CUT, 128, ANSWER_KNOWN, Parted.EDIT),
+        (Relation.REGENERATED, Outcome.CUT, 192, ANSWER_KNOWN, Parted.EDIT),
+        (Relation.FORK, Outcome.DIVERGED, 300, ANSWER_KNOWN, Parted.EDIT),
+    ],
+)
+def test_where_a_handles_tokens_part_from_the_prompt(
+    relation: Relation, outcome: Outcome, tokens: int, handle: Handle, parted: Parted | None
+) -> None:
+    facts, heard = listening()
+    custody = Custody(Found("b", 1, 1, relation, TRACE, 1, handle, None), Down(), facts)
+    custody.sent()
+    custody.tell(outcome, tokens)
+    (fact,) = heard
+    assert isinstance(fact, HandleFact)
+    assert fact.parted is parted
