@@ -13,6 +13,7 @@ from router.ledger.gaps import Gaps
 from router.ledger.store import Ledger, PinLedger
 from router.telemetry.facts import Facts
 from router.turn.handle import Lifetime
+from router.turn.prefixes import Prefixes
 from router.turn.record import Record
 from router.turn.release import Releases
 
@@ -70,6 +71,7 @@ class Context:
     load: Load = field(default_factory=Load)
     releases: Releases = field(default_factory=Releases)
     gaps: Gaps = field(default_factory=Gaps)
+    prefixes: Prefixes = field(default_factory=Prefixes)
     pins: PinLedger | None = None
     """The ledger again, where it can release and end conversations."""
     running: dict[str, Record] = field(default_factory=dict)

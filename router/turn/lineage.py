@@ -10,30 +10,23 @@ something is left out of a digest, it is because it does not change the prompt; 
 harmless stays in, as a miss costs one cold turn.
 """
 
-import re
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
+from router.turn.canonical import encode
+from router.turn.history import KEY_BYTES, TooFine, read_history, require_coarse
+from router.turn.prefixes import Prefixes
 from router.turn.request import Endpoint
 
-KEY_BYTES: Final = 16
 MAX_BOUNDARIES: Final = 4096
-MAX_VALUES: Final = 100_000
-"""JSON values in what is read of one request; a real history has ten or so in a message.
-
-Each costs microseconds and a hundred bytes, while all other turns wait: 64 MB of empty messages are 40 s and
-4 GB. Beyond it the turn is cold.
-"""
 STRIDE_BYTES: Final = 512
 """Of a plain text prompt, in UTF-8: about 128 tokens of English, one stride of the token digests."""
 STRIDE_IDS: Final = 128
-MEDIA_BYTES: Final = 4096
-"""What a media string counts at most in ``sizes_bytes``: a picture is a thousand tokens, not a megabyte."""
 
 # Members that do not change the prompt. The names are those of vLLM 0.32's ChatCompletionRequest and
 # CompletionRequest (entrypoints/openai/{chat_completion,completion}/protocol.py): what there reaches only
@@ -110,20 +103,10 @@ PROMPT_NEUTRAL: Final = frozenset(
 _HISTORY: Final = {Endpoint.CHAT: "messages", Endpoint.COMPLETIONS: "prompt"}
 _SHOWN: Final = ("tools", "documents")
 """Members of the scope that templates print before the history."""
-# Part types that vLLM 0.32 takes as text (TEXT_PART_TYPES and tool_reference in renderers/chat_utils.py).
-_TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text", "refusal", "thinking", "tool_reference"})
-# Clients of Anthropic's API move this mark along with the newest messages; it asks for caching, not shown.
-_CACHE_MARK: Final = "cache_control"
-# Claude Code's first system text, new at every request; vLLM drops that line
-# (_strip_claude_code_billing_header in renderers/chat_utils.py).
-_BILLING_HEADER: Final = "x-anthropic-billing-header"
-
-_STRINGS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-_encode = msgspec.json.Encoder(order="sorted").encode
 _PERSON_SCOPE: Final = b"boomerang-scope"
-_PERSON_MESSAGE: Final = b"boomerang-msg"
 _PERSON_TEXT: Final = b"boomerang-text"
 _PERSON_IDS: Final = b"boomerang-ids"
+_decode_prompt: Final = msgspec.json.Decoder(str | list[int]).decode
 _UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, UnicodeError, OverflowError)
 
 
@@ -154,46 +137,36 @@ class Lineage:
     """
 
 
-def lineage_of(endpoint: Endpoint, members: Mapping[str, msgspec.Raw], tenant: bytes) -> Lineage:
+def lineage_of(
+    endpoint: Endpoint, members: Mapping[str, msgspec.Raw], tenant: bytes, prefixes: Prefixes | None = None
+) -> Lineage:
     """The lineage of a request. Never raises; a history that cannot be read has no boundaries.
 
     ``members`` are the body's top-level members as they go to an engine: what the edge strips (a client's
     ``kv_transfer_params``) has to be gone already, else it counts as unknown. ``tenant`` is a digest.
+    ``prefixes``, where given, spare reading again what earlier requests began with; the result is the same.
     """
-    if _is_too_fine(endpoint, members):
-        return Lineage(bytes(KEY_BYTES), (), (), 1, 0)
-    shaping = _shaping(endpoint, members)
-    scope = _scope(endpoint, shaping, tenant)
-    history = members.get(_HISTORY.get(endpoint, ""))
-    if history is not None:
+    name = _HISTORY.get(endpoint, "")
+    try:
+        require_coarse(
+            [bytes(raw) for key, raw in members.items() if key not in PROMPT_NEUTRAL and key != name]
+        )
+        shaping = _shaping(endpoint, members)
+        scope = _scope(endpoint, shaping, tenant)
+        history = members.get(name)
+        if history is None:
+            return Lineage(scope, (), (), 1, 0)
         try:
             if endpoint is Endpoint.CHAT:
-                shown_bytes = sum(len(memoryview(shaping[name])) for name in _SHOWN if name in shaping)
-                found = _of_messages(scope, msgspec.json.decode(history), shown_bytes)
+                shown_bytes = sum(len(memoryview(shaping[shown])) for shown in _SHOWN if shown in shaping)
+                found = _of_messages(scope, history, shown_bytes, prefixes)
             else:
-                found = _of_prompt(scope, msgspec.json.decode(history))
-            return replace(found, shape=found.shape.union(shaping))
+                found = _of_prompt(scope, history)
         except _UNREADABLE:
-            pass
-    return Lineage(scope, (), (), 1, 0)
-
-
-def _is_too_fine(endpoint: Endpoint, members: Mapping[str, msgspec.Raw]) -> bool:
-    """Whether the request has more than ``MAX_VALUES`` values. A plain prompt is flat, and does not count."""
-    read = [
-        bytes(raw)
-        for name, raw in members.items()
-        if name not in PROMPT_NEUTRAL and not (endpoint is Endpoint.COMPLETIONS and name == "prompt")
-    ]
-    if len(read) + sum(map(_marks, read)) <= MAX_VALUES:
-        return False
-    # Most of them may stand in texts.
-    return len(read) + sum(_marks(_STRINGS.sub(b"", raw)) for raw in read) > MAX_VALUES
-
-
-def _marks(document: bytes) -> int:
-    """About how many values there are: each but the first of its container has a comma before it."""
-    return document.count(b",") + document.count(b"[") + document.count(b"{")
+            return Lineage(scope, (), (), 1, 0)
+        return replace(found, shape=found.shape.union(shaping))
+    except TooFine:
+        return Lineage(bytes(KEY_BYTES), (), (), 1, 0)
 
 
 def _shaping(endpoint: Endpoint, members: Mapping[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
@@ -209,7 +182,7 @@ def _shaping(endpoint: Endpoint, members: Mapping[str, msgspec.Raw]) -> dict[str
                 # vLLM reads a session id from here too; anything else may be meant for an extension.
                 value = {key: item for key, item in value.items() if key != "session_id"} or None
             if value is not None:  # to vLLM a null member is an absent one
-                shaping[name] = msgspec.Raw(_encode(value))
+                shaping[name] = msgspec.Raw(encode(value))
         except _UNREADABLE:
             shaping[name] = raw  # as it was written
     # Agents switch tool_choice between turns. It shapes the prompt only where "none" makes an engine leave
@@ -222,139 +195,37 @@ def _shaping(endpoint: Endpoint, members: Mapping[str, msgspec.Raw]) -> dict[str
 
 def _scope(endpoint: Endpoint, shaping: Mapping[str, msgspec.Raw], tenant: bytes) -> bytes:
     state = blake2b(digest_size=KEY_BYTES, person=_PERSON_SCOPE)
-    for part in (tenant, endpoint.encode(), _encode(shaping)):
+    for part in (tenant, endpoint.encode(), encode(shaping)):
         state.update(len(part).to_bytes(8, "little"))
         state.update(part)
     return state.digest()
 
 
-def _of_messages(scope: bytes, messages: object, shown_bytes: int) -> Lineage:
-    if not isinstance(messages, list):
-        return Lineage(scope, (), (), 1, 0)
-    keys: list[bytes] = []
-    sizes: list[int] = []
-    previous, size_bytes, own_depth, media_depth = scope, shown_bytes, 0, 0
-    shape: set[str] = set()
-    for depth, message in enumerate(messages, 1):
-        if not isinstance(message, dict):
-            return Lineage(scope, (), (), 1, 0)
-        canonical = _canonical(message)
-        shape.update(canonical)
-        shape.add(f"role={canonical.get('role')}, {type(canonical.get('content')).__name__}")
-        encoded = _encode(canonical)
-        state = blake2b(previous, digest_size=KEY_BYTES, person=_PERSON_MESSAGE)
-        state.update(encoded)
-        previous = state.digest()
-        size_bytes += len(encoded)
-        if _holds_media(canonical):
-            media_depth = depth
-            size_bytes -= _media_excess_bytes(canonical.get("content"))
-        if not own_depth and canonical.get("role") == "user":
-            own_depth = depth
-        keys.append(previous)
-        sizes.append(size_bytes)
-    dropped = max(len(keys) - MAX_BOUNDARIES, 0)
+def _of_messages(scope: bytes, raw: msgspec.Raw, shown_bytes: int, prefixes: Prefixes | None) -> Lineage:
+    history = read_history(scope, raw, shown_bytes, prefixes)
+    dropped = max(len(history.keys) - MAX_BOUNDARIES, 0)
+    media_depth = history.media_depths[-1]
     return Lineage(
         scope,
-        tuple(keys[dropped:]),
-        tuple(sizes[dropped:]),
-        max(own_depth - dropped, 1),
+        tuple(history.keys[dropped:]),
+        tuple(history.sizes_bytes[dropped:]),
+        max(history.own_depth - dropped, 1),
         MAX_BOUNDARIES + 1 if dropped and media_depth else media_depth,
-        frozenset(shape),
+        history.shape,
     )
 
 
-def _canonical(message: dict[str, Any]) -> dict[str, Any]:
-    """The message without nulls, cache marks and billing header; its content untouched.
-
-    Nulls go only where the API has optional members (a message, its parts and tool calls): vLLM takes them as
-    absent. Inside of what a client fills freely, such as arguments, a null is content.
-    """
-    message = _present(message)
-    content = message.get("content")
-    if isinstance(content, list):
-        message["content"] = [_present(part) if isinstance(part, dict) else part for part in content]
-    calls = message.get("tool_calls")
-    if isinstance(calls, list):
-        message["tool_calls"] = [_canonical_call(call) for call in calls]
-    if message.get("role") == "system":
-        _leave_out_billing_header(message)
-    return message
-
-
-def _present(value: dict[str, Any]) -> dict[str, Any]:
-    return {key: item for key, item in value.items() if item is not None and key != _CACHE_MARK}
-
-
-def _canonical_call(call: object) -> object:
-    if not isinstance(call, dict):
-        return call
-    call = _present(call)
-    if isinstance(call.get("function"), dict):
-        call["function"] = {key: item for key, item in call["function"].items() if item is not None}
-    return call
-
-
-def _leave_out_billing_header(message: dict[str, Any]) -> None:
-    """Only that line goes: what follows it in the same text is content."""
-    content = message.get("content")
-    if isinstance(content, str) and content.startswith(_BILLING_HEADER):
-        message["content"] = content.partition("\n")[2]
-    elif isinstance(content, list):
-        kept: list[Any] = []
-        for part in content:
-            textual = isinstance(part, dict) and part.get("type") == "text"
-            text = part.get("text") if textual else part
-            if not isinstance(text, str) or not text.startswith(_BILLING_HEADER):
-                kept.append(part)
-            elif rest := text.partition("\n")[2]:
-                kept.append({**part, "text": rest} if textual else rest)
-        message["content"] = kept
-
-
-def _holds_media(message: dict[str, Any]) -> bool:
-    """Whether tokens may stand for something that they do not tell; what is unknown counts as media."""
-    content = message.get("content")
-    if isinstance(content, str) or content is None:
-        return "audio" in message
-    if not isinstance(content, list):
-        return True
-    return "audio" in message or not all(map(_is_text, content))
-
-
-def _is_text(part: object) -> bool:
-    if isinstance(part, dict):
-        kind = part.get("type")
-        # A part with a uuid is read by its media members, whatever its type says.
-        return isinstance(kind, str) and kind in _TEXT_PARTS and "uuid" not in part
-    return isinstance(part, str)
-
-
-def _media_excess_bytes(content: object) -> int:
-    """By how much the strings of media parts exceed what they count as."""
-    excess_bytes = 0
-    for part in content if isinstance(content, list) else ():
-        if isinstance(part, dict) and not _is_text(part):
-            for value in part.values():
-                for text in value.values() if isinstance(value, dict) else (value,):
-                    if isinstance(text, str):
-                        excess_bytes += max(len(text) - MEDIA_BYTES, 0)
-    return excess_bytes
-
-
-def _of_prompt(scope: bytes, prompt: object) -> Lineage:
+def _of_prompt(scope: bytes, raw: msgspec.Raw) -> Lineage:
     """Boundaries at whole strides only: where a prompt ends, the next one has no boundary to meet it at.
 
     So a growing prompt extends the last whole stride of the one before, and one that grew by less than a
     stride has the very same boundaries. Lists of prompts have none.
     """
+    prompt = _decode_prompt(raw)
     if isinstance(prompt, str):
         return _of_strides(scope, prompt.encode(), STRIDE_BYTES, _PERSON_TEXT)
-    # bool is an int to Python, and no token id.
-    if isinstance(prompt, list) and set(map(type, prompt)) == {int}:
-        packed = array("I", prompt)
-        return _of_strides(scope, packed.tobytes(), STRIDE_IDS * packed.itemsize, _PERSON_IDS)
-    return Lineage(scope, (), (), 1, 0)
+    packed = array("I", prompt)
+    return _of_strides(scope, packed.tobytes(), STRIDE_IDS * packed.itemsize, _PERSON_IDS)
 
 
 def _of_strides(scope: bytes, data: bytes, stride_bytes: int, person: bytes) -> Lineage:

@@ -27,7 +27,7 @@ class Known:
 
 async def look_up(context: Context, request: Request, tenant: bytes | None) -> Known:
     """Find the request's branch, and take its handle: whoever calls has to use it or give it back."""
-    lineage = lineage_of(request.endpoint, request.members, tenant or b"")
+    lineage = lineage_of(request.endpoint, request.members, tenant or b"", context.prefixes)
     if not _remembers(context, request, tenant, lineage):
         return Known(lineage, None, Reason.NO_IDENTITY if tenant is None else "", remembers=False)
     query = Query(

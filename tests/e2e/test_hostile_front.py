@@ -12,7 +12,8 @@ import pytest
 
 from router.http.protocol import MAX_HEAD_BYTES
 from router.telemetry import logs
-from router.turn.lineage import MAX_VALUES, lineage_of
+from router.turn.history import MAX_VALUES
+from router.turn.lineage import lineage_of
 from router.turn.members import decode_members
 from router.turn.request import Endpoint
 from tests.e2e.http_pool import CHAT, MODEL, PATIENCE_S, HttpPool, http_pool, legs, opening

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.turn.canonical import MEDIA_BYTES
+from router.turn.history import KEY_BYTES
 from router.turn.lineage import (
-    KEY_BYTES,
     MAX_BOUNDARIES,
-    MEDIA_BYTES,
     PROMPT_NEUTRAL,
     STRIDE_BYTES,
     STRIDE_IDS,

@@ -1,0 +1,154 @@
+"""The boundaries of a chat history: which messages there are, and the chained digest after each. Pure."""
+
+import re
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from typing import Any, Final
+
+import msgspec
+
+from router.turn.canonical import canonical, encode, holds_media, media_excess_bytes
+from router.turn.prefixes import Prefixes, Stride, Walk
+
+KEY_BYTES: Final = 16
+MAX_VALUES: Final = 100_000
+"""JSON values in what is read of one request; a real history has ten or so in a message.
+
+Each costs microseconds and a hundred bytes, while all other turns wait: 64 MB of empty messages are 40 s and
+4 GB. Beyond it the turn is cold. What is known of a history's beginning is not read, and does not count.
+"""
+
+_STRINGS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_decode_messages: Final = msgspec.json.Decoder(list[dict[str, Any]]).decode
+_decode_items: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_NO_STRIDE: Final = Stride(0, b"", array("Q"), 0, 0, frozenset())
+
+
+class TooFine(ValueError):
+    """More than ``MAX_VALUES`` values would have to be read."""
+
+
+def require_coarse(documents: Sequence[bytes]) -> None:
+    """Raises TooFine for documents that have more than ``MAX_VALUES`` values in all."""
+    if sum(map(len, documents)) <= MAX_VALUES:  # a value has a byte at least
+        return
+    if len(documents) + sum(map(_marks, documents)) <= MAX_VALUES:
+        return
+    # Most of them may stand in texts.
+    if len(documents) + sum(_marks(_STRINGS.sub(b"", raw)) for raw in documents) > MAX_VALUES:
+        raise TooFine
+
+
+def _marks(document: bytes) -> int:
+    """About how many values there are: each but the first of its container has a comma before it."""
+    return document.count(b",") + document.count(b"[") + document.count(b"{")
+
+
+class History:
+    """A history as far as it has been read. Depths count from its first message, 1 being after that one."""
+
+    __slots__ = ("_forms", "_last", "_shapes", "keys", "media_depths", "own_depth", "sizes_bytes")
+
+    def __init__(self, scope: bytes, shown_bytes: int, known: Sequence[Stride] = ()) -> None:
+        last = known[-1] if known else _NO_STRIDE
+        self.keys: list[bytes] = []
+        """``KEY_BYTES`` each: the digest of all that stands before a boundary."""
+        self.sizes_bytes: list[int] = []
+        """Cumulative size of the canonical history up to each boundary, ``shown_bytes`` counted first."""
+        for stride in known:
+            keys = stride.keys
+            self.keys += [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
+            self.sizes_bytes += stride.sizes_bytes
+        self.own_depth = last.own_depth
+        """Depth of the first user message; 0: none."""
+        self.media_depths = [last.media_depth]
+        """Depths of messages with media, after the last known one's or a 0."""
+        self._last = self.keys[-1] if self.keys else scope, (self.sizes_bytes or [shown_bytes])[-1]
+        self._forms: set[tuple[object, ...]] = set()
+        self._shapes = [(0, last.shape)]
+
+    @property
+    def shape(self) -> frozenset[str]:
+        """What kind of messages there are: names of their members, roles, types of content."""
+        return self._shapes[-1][1]
+
+    def add(self, messages: Iterable[dict[str, Any]]) -> None:
+        """Go on by some messages. Raises UnicodeError for what has no canonical form."""
+        depth = len(self.keys)
+        key, size_bytes = self._last
+        for given in messages:
+            depth += 1
+            message = canonical(given)
+            encoded = encode(message)
+            key = sha256(key + encoded).digest()[:KEY_BYTES]
+            size_bytes += len(encoded)
+            content, role = message.get("content"), message.get("role")
+            if holds_media(message):
+                self.media_depths.append(depth)
+                size_bytes -= media_excess_bytes(content)
+            if not self.own_depth and role == "user":
+                self.own_depth = depth
+            form = (*message, "", role if isinstance(role, str) else str(role), type(content))
+            if form not in self._forms:
+                self._forms.add(form)
+                kind = f"role={role}, {type(content).__name__}"
+                self._shapes.append((depth, self.shape.union(message, (kind,))))
+            self.keys.append(key)
+            self.sizes_bytes.append(size_bytes)
+        self._last = key, size_bytes
+
+    def between(self, start: int, end: int, resume_at: int) -> Stride:
+        """A stride in which the messages after depth ``start``, up to ``end``, have ended."""
+        return Stride(
+            resume_at,
+            b"".join(self.keys[start:end]),
+            array("Q", self.sizes_bytes[start:end]),
+            self.own_depth if self.own_depth <= end else 0,
+            max(depth for depth in self.media_depths if depth <= end),
+            next(shape for depth, shape in reversed(self._shapes) if depth <= end),
+        )
+
+
+def read_history(scope: bytes, raw: msgspec.Raw, shown_bytes: int, prefixes: Prefixes | None) -> History:
+    """Read a list of messages, from where it is not known yet.
+
+    Raises TooFine, and what msgspec raises, RecursionError and UnicodeError for what is no list of messages.
+    """
+    view = memoryview(raw)
+    walk = Walk((), ()) if prefixes is None else prefixes.walk(scope, view)
+    resume_at = walk.known[-1].resume_at if walk.known else 0
+    # Behind a message stands a comma or the end: an empty message before that makes a list of the rest.
+    lead = b"[{}" if resume_at else b""
+    rest = lead + view[resume_at:]
+    require_coarse([rest])
+    history = History(scope, shown_bytes, walk.known)
+    known_depth = len(history.keys)
+    messages = _decode_messages(rest)
+    history.add(messages[1:] if lead else messages)
+    if prefixes is not None and len(walk.digests) > len(walk.known):
+        ends = [end + resume_at - len(lead) for end in _ends(rest)[1 if lead else 0 :]]
+        _learn(prefixes, walk, history, known_depth, ends)
+    return history
+
+
+def _ends(messages: bytes) -> list[int]:
+    """Where each message of a list ends."""
+    ends, at = [], 0
+    for item in _decode_items(messages):
+        # Between two messages stand whitespace and a comma only.
+        at = messages.index(b"{", at) + len(memoryview(item))
+        ends.append(at)
+    return ends
+
+
+def _learn(prefixes: Prefixes, walk: Walk, history: History, known_depth: int, ends: Sequence[int]) -> None:
+    """Remember what has been read at each whole stride; ``ends`` are those of the messages just read."""
+    resume_at = walk.known[-1].resume_at if walk.known else 0
+    count, strides = 0, []
+    for number in range(len(walk.known) + 1, len(walk.digests) + 1):
+        before, count = count, bisect_right(ends, number * prefixes.stride_bytes)
+        resume_at = ends[count - 1] if count else resume_at
+        strides.append(history.between(known_depth + before, known_depth + count, resume_at))
+    prefixes.learn(walk.digests[len(walk.known) :], strides)
