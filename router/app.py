@@ -8,8 +8,6 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
 
-from fastapi import FastAPI
-from fastapi.responses import Response
 from prometheus_client import (
     CollectorRegistry,
     GCCollector,
@@ -18,13 +16,15 @@ from prometheus_client import (
     generate_latest,
 )
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 
 from router import __version__
 from router.check.observed import Assumed
 from router.check.quick import quick
-from router.engines.aiohttp_upstream import AiohttpUpstream
 from router.engines.httptools_upstream import HttptoolsUpstream
 from router.engines.upstream import Upstream
 from router.fleet.admission import Admission, AdmissionLimits
@@ -252,6 +252,9 @@ def _unknown(node: Node) -> bool:
 
 def _client(settings: Settings) -> Upstream:
     if settings.engine_client == "aiohttp":
+        # Not the default, and a tenth of a second of start-up.
+        from router.engines.aiohttp_upstream import AiohttpUpstream  # noqa: PLC0415
+
         return AiohttpUpstream(keepalive_s=settings.engine_keepalive_s)
     return HttptoolsUpstream(keepalive_s=settings.engine_keepalive_s)
 
@@ -331,11 +334,11 @@ def build(settings: Settings, *, upstream: Upstream | None = None) -> Router:
     return router
 
 
-def application(router: Router) -> FastAPI:
-    """The ASGI application: inference routes as plain ASGI, the rest as FastAPI routes."""
+def application(router: Router) -> Starlette:
+    """The ASGI application: inference routes, and what else may be asked on their port."""
 
     @contextlib.asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
         async with router.running():
             if router.shared is not None:
                 # Nobody asks a single worker whether it is ready: it takes no connection before it is.
@@ -343,18 +346,11 @@ def application(router: Router) -> FastAPI:
                     await asyncio.wait_for(router.nodes_known(), WORKER_READY_WITHIN_S)
             yield
 
-    app = FastAPI(
-        title="Boomerang",
-        version=__version__,
-        lifespan=lifespan,
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-        # A redirect would name another scheme or host than the client came by, and lose what it sent.
-        redirect_slashes=False,
-    )
     settings, context = router.settings, router.context
     relay = Relay(context)
+    app = Starlette(lifespan=lifespan, exception_handlers={HTTPException: refuse, Exception: refuse})
+    # A redirect would name another scheme or host than the client came by, and lose what it sent.
+    app.router.redirect_slashes = False
     for path, endpoint in PATHS.items():
         route = InferenceRoute(
             relay, endpoint, router.open_turns, settings.max_body_bytes, settings.identity_header
@@ -362,25 +358,20 @@ def application(router: Router) -> FastAPI:
         app.router.routes.append(Route(path, route, methods=["POST"]))
     app.router.routes.append(Route("/v1/models", ModelsRoute(context).get, methods=["GET"]))
     app.router.routes.append(EndRoute(context, settings.identity_header).route())
-    _add_probes(app, router)
-    app.add_exception_handler(HTTPException, refuse)
-    app.add_exception_handler(Exception, refuse)
+    app.router.routes += _probe_routes(router)
     return app
 
 
-def _add_probes(app: FastAPI, router: Router) -> None:
+def _probe_routes(router: Router) -> list[Route]:
     fleet = router.context.fleet
 
-    @app.get("/live")
-    async def live() -> Response:
+    async def live(_: Request) -> Response:
         return _response(probes.live())
 
-    @app.get("/ready")
-    async def ready() -> Response:
+    async def ready(_: Request) -> Response:
         return _response(probes.ready(fleet.snapshot.nodes, draining=router.draining))
 
-    @app.get("/health")
-    async def health() -> Response:
+    async def health(_: Request) -> Response:
         cooling = router.context.doubts.cooling(router.context.now())
         return _response(
             probes.health(
@@ -388,9 +379,10 @@ def _add_probes(app: FastAPI, router: Router) -> None:
             )
         )
 
-    @app.get("/metrics")
-    async def metrics() -> Response:
+    async def metrics(_: Request) -> Response:
         return Response(router.scrape(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+    return [Route(f"/{probe.__name__}", probe) for probe in (live, ready, health, metrics)]
 
 
 def _response(answer: probes.ProbeAnswer) -> Response:

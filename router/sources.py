@@ -1,12 +1,11 @@
 """Where nodes come from, as settings say: what is known at the start, and the sources that are asked."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from router.engines.upstream import Limits, Upstream
 from router.fleet.breaker import Rules
 from router.fleet.discovery.dns import DnsName
 from router.fleet.discovery.file import NodesFile
-from router.fleet.discovery.kubernetes import Cluster, EndpointSlices
 from router.fleet.discovery.reconcile import Source
 from router.fleet.discovery.static import Addresses, static_nodes
 from router.fleet.node import Node, Role
@@ -60,11 +59,15 @@ def sources_of(settings: Settings) -> tuple[Source, ...]:
     for role, addresses in ((Role.PREFILL, settings.prefill), (Role.DECODE, settings.decode)):
         names = Addresses.of(addresses).names
         sources += [DnsName(name, role, interval_s=settings.dns_interval_s) for name in names]
+    selectors = ((Role.PREFILL, settings.kubernetes_prefill), (Role.DECODE, settings.kubernetes_decode))
+    return (*sources, *_in_kubernetes(settings, [(role, chosen) for role, chosen in selectors if chosen]))
+
+
+def _in_kubernetes(settings: Settings, selectors: Sequence[tuple[Role, str]]) -> list[Source]:
+    if not selectors:
+        return []
+    # Its client is not loaded where nobody asks for it: start-up stays short.
+    from router.fleet.discovery.kubernetes import Cluster, EndpointSlices  # noqa: PLC0415
+
     cluster = Cluster(settings.kubernetes_server, settings.kubernetes_account, settings.kubernetes_namespace)
-    for role, selector in (
-        (Role.PREFILL, settings.kubernetes_prefill),
-        (Role.DECODE, settings.kubernetes_decode),
-    ):
-        if selector:
-            sources.append(EndpointSlices(cluster, role, selector, settings.kubernetes_port))
-    return tuple(sources)
+    return [EndpointSlices(cluster, role, chosen, settings.kubernetes_port) for role, chosen in selectors]

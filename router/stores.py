@@ -3,17 +3,16 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from router.ledger.address import parse_address
-from router.ledger.calls import OnCall
-from router.ledger.clock import SharedClock
-from router.ledger.connection import Access
 from router.ledger.memory import MemoryLedger
-from router.ledger.redis import RedisLedger
 from router.ledger.store import Ledger, PinLedger
 from router.setting_values import MEMORY
 from router.settings import Settings
 from router.telemetry.facts import Facts, StoreChanged
+
+if TYPE_CHECKING:
+    from router.ledger.calls import OnCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,7 @@ class Store:
     """Whether each server of a shared store, by its address, is asked."""
 
 
-def store_of(settings: Settings, facts: Facts, on_call: OnCall | None = None) -> Store:
+def store_of(settings: Settings, facts: Facts, on_call: "OnCall | None" = None) -> Store:
     """Nothing is connected yet. ``on_call`` is told of each call of a shared store, and how long it took."""
     if settings.store == MEMORY:
         memory = MemoryLedger(
@@ -38,6 +37,16 @@ def store_of(settings: Settings, facts: Facts, on_call: OnCall | None = None) ->
             now=time.monotonic,
         )
         return Store(memory, time.monotonic, memory)
+    return _shared(settings, facts, on_call)
+
+
+def _shared(settings: Settings, facts: Facts, on_call: "OnCall | None") -> Store:
+    # A client of Redis is a tenth of a second of start-up, and 10 MB.
+    from router.ledger.address import parse_address
+    from router.ledger.clock import SharedClock
+    from router.ledger.connection import Access
+    from router.ledger.redis import RedisLedger
+
     clock = SharedClock()
     ledger = RedisLedger(
         Access(

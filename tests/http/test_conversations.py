@@ -5,7 +5,6 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 from starlette.applications import Starlette
 
 from router.app import Router, application, build
@@ -156,7 +155,7 @@ async def test_a_limit_is_a_number(router: Router, limit: str) -> None:
 
 
 async def test_clients_do_not_reach_what_is_for_operators(router: Router) -> None:
-    app: FastAPI = application(router)
+    app = application(router)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://router") as client:
         assert (await client.get("/admin/conversations")).status_code == 404
         assert (await client.delete("/v1/conversations/x")).status_code == 404
