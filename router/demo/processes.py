@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +31,8 @@ class Pool:
     router_on: str
     page: str
     """The live page of ``router_on``."""
+    processes: Mapping[str, subprocess.Popen[bytes]]
+    """By origin."""
 
 
 def free_port() -> int:
@@ -42,7 +44,9 @@ def free_port() -> int:
 
 
 def port_or_free(wanted: int) -> int:
-    """``wanted`` where it is free, else another one."""
+    """``wanted`` where it is free, else another one; 0 is any."""
+    if wanted == 0:
+        return free_port()
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -61,7 +65,7 @@ def pool(*, port: int, plugin: bool, prefills: int = 1, decodes: int = 1) -> Ite
     prefill_ports = [free_port() for _ in range(prefills)]
     decode_ports = [free_port() for _ in range(decodes)]
     off, on = free_port(), port_or_free(port)
-    page = port_or_free(on + 1)
+    page = port_or_free(on + 1 if on < 65_535 else 0)
     engine = ["sim", "--profile", "qwen3-32b", "--version", "0.33.0", *(["--plugin"] if plugin else [])]
     origin = "http://127.0.0.1:{}".format
     nodes = [
@@ -78,11 +82,12 @@ def pool(*, port: int, plugin: bool, prefills: int = 1, decodes: int = 1) -> Ite
         ("router", [*router, "--port", str(on), "--admin-port", str(page)], on, "/ready"),
     ]
     with tempfile.TemporaryDirectory(prefix="boomerang-demo-") as folder, contextlib.ExitStack() as started:
-        running = []
+        running, processes = [], dict[str, subprocess.Popen[bytes]]()
         for name, arguments, at, path in commands:
             log = Path(folder) / f"{at}.log"
             one = started.enter_context(process([*BOOMERANG, *arguments], log))
             running.append((name, one, log, at, path))
+            processes[origin(at)] = one
         for name, one, log, at, path in running:
             wait_ready(name, one, log, f"{origin(at)}{path}")
         yield Pool(
@@ -91,6 +96,7 @@ def pool(*, port: int, plugin: bool, prefills: int = 1, decodes: int = 1) -> Ite
             origin(off),
             origin(on),
             f"{origin(page)}/page",
+            processes,
         )
 
 

@@ -251,7 +251,8 @@ class View:
             warnings.of_pins(pins, fixed.pin_budget),
             warnings.of_doubts(doubts.cooling(now_s), tuple(doubts.mistrusted_s(now_s)), doubts.tainted),
             warnings.of_findings(self._tested.hints, self._tested.findings),
-            warnings.of_pairs(self._tested.pairs) if fixed.verify == "auto" else (),
+            # What engines can do, only their answers tell.
+            warnings.of_pairs(self._tested.pairs) if fixed.verify == "auto" and self.live.sums.turns else (),
         )
 
     def _loads(self) -> Loads:

@@ -163,7 +163,7 @@ function courseOf(p, d) {
   const frame = by("pool").getBoundingClientRect();
   const from = p.getBoundingClientRect();
   const to = d.getBoundingClientRect();
-  if (to.left > from.right) {
+  if (by("decode").getBoundingClientRect().left > by("prefill").getBoundingClientRect().right) {
     const [x0, y0] = [from.right - frame.left, from.top + from.height / 2 - frame.top];
     const [x1, y1] = [to.left - frame.left, to.top + to.height / 2 - frame.top];
     const bend = (x1 - x0) * 0.5;
