@@ -223,7 +223,7 @@ COMMANDS: dict[str, tuple[str, str, Add, Run]] = {
         _demo,
     ),
     "bench": (
-        "Measure what the router costs, beside others, against engines of no cost",
+        "Measure what the router costs and what it gains",
         "",
         _add_bench,
         _bench,

@@ -1,4 +1,4 @@
-"""``boomerang bench``: what the router itself costs, measured beside others on the same machine."""
+"""``boomerang bench``: what the router itself costs, and what it gains, measured on this machine."""
 
 import argparse
 import sys
@@ -6,8 +6,20 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``boomerang bench``."""
-    parser.add_argument("what", choices=("overhead",), help="overhead: CPU and time that a router adds")
+    """The benchmarks of ``boomerang bench``, each with options of its own."""
+    from router.bench import reproduce
+
+    benchmarks = parser.add_subparsers(
+        dest="what", metavar="BENCHMARK", title="benchmarks", required=True, prog="boomerang bench"
+    )
+    overhead = "CPU and time that a router adds, beside others, against engines of no cost"
+    figures = "The published gain in time to first token, replayed and predicted on simulated engines"
+    _add_overhead(benchmarks.add_parser("overhead", help=overhead, description=overhead + "."))
+    reproduce.add_arguments(benchmarks.add_parser("figures", help=figures, description=figures + "."))
+
+
+def _add_overhead(parser: argparse.ArgumentParser) -> None:
+    """The options of ``boomerang bench overhead``."""
     parser.add_argument("--rounds", type=int, default=5, help="rounds of every contestant (default: 5)")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 64], help="streams at once")
     parser.add_argument("--events", type=int, default=64, help="events of an answer (default: 64)")
@@ -37,6 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run a benchmark; the process's exit code."""
+    if args.what == "figures":
+        from router.bench import reproduce
+
+        return reproduce.run(args)
     if args.rounds < 1 or args.events < 2 or args.turns < 1 or min(args.streams) < 1:
         print(
             "boomerang: rounds, turns and streams have to be at least 1, events at least 2", file=sys.stderr

@@ -145,25 +145,35 @@ def _model(engine: SimEngine, name: str) -> Chunk:
 async def _chat(
     engine: SimEngine, path: str, headers: Mapping[str, str], fields: Fields, fault: Fault | None
 ) -> Reply:
-    return await _generate(engine, path, headers, read_job(fields, engine.config, chat=True), fault)
+    began_s = engine.clock.now()
+    job = read_job(fields, engine.config, chat=True)
+    return await _generate(engine, path, headers, job, fault, began_s=began_s)
 
 
 async def _completions(
     engine: SimEngine, path: str, headers: Mapping[str, str], fields: Fields, fault: Fault | None
 ) -> Reply:
-    return await _generate(engine, path, headers, read_job(fields, engine.config, chat=False), fault)
+    began_s = engine.clock.now()
+    job = read_job(fields, engine.config, chat=False)
+    return await _generate(engine, path, headers, job, fault, began_s=began_s)
 
 
 async def _generate(
-    engine: SimEngine, path: str, headers: Mapping[str, str], job: Job, fault: Fault | None
+    engine: SimEngine,
+    path: str,
+    headers: Mapping[str, str],
+    job: Job,
+    fault: Fault | None,
+    *,
+    began_s: float,
 ) -> Reply:
     unique = headers.get("x-request-id") or secrets.token_hex(8)
     writer = Writer(job, engine.config, f"{'chatcmpl' if job.chat else 'cmpl'}-{unique}")
     if job.stream:
-        return Reply.stream(_events(engine, path, writer, fault))
+        return Reply.stream(_events(engine, path, writer, fault, began_s))
     outcomes: list[Outcome] = []
     for index, prompt in _children(job):
-        sequence = _sequence(engine, path, writer, prompt, index)
+        sequence = _sequence(engine, path, writer, prompt, index, began_s=began_s)
         try:
             outcome = await _begin(engine, writer, sequence, index, fault)
             seconds = engine.config.profile.output_ms_per_token / 1e3 * (len(outcome.answer.ids) - 1)
@@ -187,7 +197,9 @@ def _children(job: Job) -> list[tuple[int, Prompt]]:
     return list(enumerate(each))
 
 
-def _sequence(engine: SimEngine, path: str, writer: Writer, prompt: Prompt, index: int) -> Sequence:
+def _sequence(
+    engine: SimEngine, path: str, writer: Writer, prompt: Prompt, index: int, *, began_s: float
+) -> Sequence:
     job = writer.job
     suffix = "" if job.chat else f"-{index // job.n}"
     prefix = f"{index % job.n}_" if job.n > 1 else ""
@@ -201,6 +213,7 @@ def _sequence(engine: SimEngine, path: str, writer: Writer, prompt: Prompt, inde
         adapter=job.adapter,
         stays=job.stays,
         fresh=job.prompt_logprobs is not None,
+        began_s=None if index else began_s,  # the others follow the first one
     )
 
 
@@ -231,9 +244,9 @@ def _end(
 
 
 async def _events(
-    engine: SimEngine, path: str, writer: Writer, fault: Fault | None
+    engine: SimEngine, path: str, writer: Writer, fault: Fault | None, began_s: float
 ) -> AsyncGenerator[bytes, None]:
-    chunks = _chunks(engine, path, writer, fault)
+    chunks = _chunks(engine, path, writer, fault, began_s)
     try:
         async with aclosing(chunks):
             async for chunk in chunks:
@@ -244,13 +257,13 @@ async def _events(
 
 
 async def _chunks(
-    engine: SimEngine, path: str, writer: Writer, fault: Fault | None
+    engine: SimEngine, path: str, writer: Writer, fault: Fault | None, began_s: float
 ) -> AsyncGenerator[Chunk, None]:
     job, outcomes = writer.job, list[Outcome]()
     opened, params = False, None
     place = _params_place(engine, fault)
     for index, prompt in _children(job):
-        sequence = _sequence(engine, path, writer, prompt, index)
+        sequence = _sequence(engine, path, writer, prompt, index, began_s=began_s)
         try:
             outcome = await _begin(engine, writer, sequence, index, fault)
             outcomes.append(outcome)

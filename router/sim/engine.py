@@ -62,6 +62,7 @@ class SimEngine:
         self.started_at_s = CLOCK_ZERO_S + self.clock.now()
         self.died: asyncio.Event = asyncio.Event()
         self._prefilling = asyncio.Lock()
+        self._idle_from_s = 0.0
 
     def restart(self) -> None:
         """Forget everything but the records for tests; requests that are open break off."""
@@ -97,8 +98,12 @@ class SimEngine:
         adapter: str = "",
         stays: bool = False,
         fresh: bool = False,
+        began_s: float | None = None,
     ) -> Sequence:
-        """A request that is ready for ``prefill``. ``params`` become the engine's own copy."""
+        """A request that is ready for ``prefill``. ``params`` become the engine's own copy.
+
+        ``began_s``: when it came, where that was before now.
+        """
         expected = expected_blocks(prompt, self.config.block_size, adapter)
         own = dict(params) if params else None
         verified = None
@@ -118,6 +123,7 @@ class SimEngine:
             adapter=adapter,
             bound_tokens=bound_tokens,
             epoch=self.epoch,
+            at_s=self.clock.now() if began_s is None else began_s,
             expected=expected,
             stays=stays and not own and self.config.plugin,
             fresh=fresh,
@@ -202,9 +208,13 @@ class SimEngine:
             self.corruptions.append(CorruptionRecord(kind, sequence.request_id, detail))
 
     async def pause(self, sequence: Sequence, seconds: float) -> None:
-        """Let time pass for a request. Raises as ``check``."""
+        """Let time pass for a request, less what the simulation itself has taken since the last time.
+
+        Raises as ``check``.
+        """
         if seconds > 0:
-            await self.clock.sleep(seconds)
+            sequence.at_s += seconds
+            await self.clock.sleep(max(sequence.at_s - self.clock.now(), 0.0))
             self.check(sequence)
 
     # -- admission ---------------------------------------------------------------------------------------
@@ -243,6 +253,7 @@ class SimEngine:
         finally:
             if entry in self.waiting:
                 self.waiting.remove(entry)
+        sequence.at_s = max(sequence.at_s, self.clock.now())
         self.check(sequence)
 
     async def _until_room(self, future: asyncio.Future[None]) -> None:
@@ -283,7 +294,9 @@ class SimEngine:
         seconds = self.config.profile.prefill_s(computed)
         if seconds:
             async with self._prefilling:
+                sequence.at_s = max(sequence.at_s, self._idle_from_s)
                 await self.pause(sequence, seconds)
+                self._idle_from_s = sequence.at_s
                 self.counters.prefill_busy_s += seconds
         actual = extend(hits + pulled, expected, sequence.loaded_tokens, size)
         for index in range(sequence.hit_blocks, len(actual)):

@@ -1,7 +1,9 @@
 """How long a simulated engine takes.
 
-``qwen3-32b`` is a line through two published points each: Qwen3-32B, 1P1D, at 2,000 and 24,000 prompt tokens
-(the figures of vLLM's bi-directional KV transfer, two hosts with eight H200 each).
+``qwen3-32b`` and ``glm-5-fp8`` are lines through two published points each: 1P1D at 2,000 and 24,000 (GLM:
+20,000) prompt tokens (the figures of vLLM's bi-directional KV transfer, two hosts with eight H200 each). They
+are made of the figures without transfer, and of the transfer's own; ``router/bench/published.py`` holds these,
+and a test compares. For Qwen3-32B:
 
 * Prefill, total without reuse, 153 ms and 744 ms: (744 - 153) / 22,000 = 0.02686 ms a token, and
   153 - 2,000 * 0.02686 = 99.3 ms for any prefill.
@@ -74,6 +76,16 @@ PROFILES: Final[dict[str, Profile]] = {
         transfer_ms_per_token=0.004545,
         delivery_ms=2.4,
         delivery_ms_per_token=0.001318,
+        output_ms_per_token=20.0,
+    ),
+    "glm-5-fp8": Profile(
+        prefill_ms=296.6,
+        prefill_ms_per_token=0.10172,
+        transfer_ms=20.0,
+        transfer_ms_per_token=0.0045,
+        # Nothing and 3 ms: the line would begin below zero, so it goes from there through the far point.
+        delivery_ms=0.0,
+        delivery_ms_per_token=0.00015,
         output_ms_per_token=20.0,
     ),
 }

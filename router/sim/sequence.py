@@ -74,6 +74,8 @@ class Sequence:
     bound_tokens: int
     """The most that it may generate; blocks for it are taken at the start."""
     epoch: int
+    at_s: float
+    """How far it is on the engine's clock; ahead of what the simulation has worked off, or behind."""
     expected: tuple[Kv, ...]
     stays: bool = False
     """It asks the plugin for a handle, without params."""

@@ -11,6 +11,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Self, cast
 
 import uvicorn
@@ -196,6 +197,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, required=True, help="0 for any free one")
     parser.add_argument("--profile", choices=sorted(PROFILES), default="qwen3-32b")
     parser.add_argument("--time-scale", type=float, default=1.0, help="how many times as slow as the profile")
+    parser.add_argument(
+        "--output-ms", type=float, help="milliseconds of each further output token, instead of the profile's"
+    )
     parser.add_argument("--version", dest="engine_version", choices=("0.32.0", "0.33.0"), default="0.33.0")
     parser.add_argument("--model", default=EngineConfig().model, help="the served model's name")
     parser.add_argument("--plugin", action="store_true", help="with the engine-mode plugin")
@@ -215,9 +219,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def configured(arguments: argparse.Namespace) -> EngineConfig:
     """The engine that the options describe."""
+    profile = PROFILES[arguments.profile].scaled(arguments.time_scale)
+    if arguments.output_ms is not None:
+        profile = replace(profile, output_ms_per_token=arguments.output_ms)
     return EngineConfig(
         role=arguments.role,
-        profile=PROFILES[arguments.profile].scaled(arguments.time_scale),
+        profile=profile,
         version=arguments.engine_version,
         model=arguments.model,
         plugin=arguments.plugin,

@@ -1,6 +1,11 @@
+import asyncio
+
 import pytest
 
-from router.sim.profiles import PROFILES
+from router.sim.engine import SimEngine
+from router.sim.profiles import PROFILES, Profile
+from router.sim.sequence import Prompt, Sequence
+from router.sim.tokens import encode
 from tests.sim.pool import COLD, Pool
 
 QWEN = PROFILES["qwen3-32b"]
@@ -41,3 +46,26 @@ async def test_a_pull_costs_its_transfer_and_the_rest_of_the_prefill() -> None:
 def test_instant_is_instant() -> None:
     instant = PROFILES["instant"]
     assert instant.prefill_s(9) == instant.transfer_s(9) == instant.delivery_s(9) == 0
+
+
+def asked(engine: SimEngine, text: str, began_s: float) -> Sequence:
+    prompt = Prompt.of(encode(text))
+    return engine.sequence(prompt, answer_id=text, path=TEXT, bound_tokens=1, began_s=began_s)
+
+
+async def test_what_the_simulation_itself_takes_is_no_part_of_what_it_simulates() -> None:
+    """Reading a request took 30 ms: an engine that takes 100 ms for it has 70 left."""
+    pool = Pool(profile=Profile(prefill_ms=100))
+    began_s = pool.clock.now()
+    sequence = asked(pool.p, "a question", began_s)
+    pool.clock.advance(0.03)
+    await pool.p.prefill(sequence)
+    assert pool.clock.now() - began_s == pytest.approx(0.1)
+
+
+async def test_prefills_that_wait_for_each_other_do_not_catch_up_what_they_waited() -> None:
+    pool = Pool(profile=Profile(prefill_ms=100))
+    began_s = pool.clock.now()
+    sequences = [asked(pool.p, text, began_s) for text in ("one question", "another", "a third")]
+    await asyncio.gather(*map(pool.p.prefill, sequences))
+    assert pool.clock.now() - began_s == pytest.approx(0.3)
