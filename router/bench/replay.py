@@ -8,7 +8,6 @@ import contextlib
 import http.client
 import random
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +15,9 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import httpx
-import msgspec
 
 from router.bench.published import ANSWER_TOKENS, Transfer, prompt_lengths
+from router.bench.streamed import ask
 from router.demo.processes import BOOMERANG, free_port, process, wait_ready
 from router.sim.config import EngineConfig
 from router.sim.template import TemplateOptions, render_chat
@@ -32,10 +31,6 @@ _TEXT: Final = (
     "request handler returns cached block before lease expiry while scheduler keeps queue order stable under "
     "load and threads flush pending writes into the journal on commit"
 )
-
-
-class NoAnswer(Exception):
-    """A request that was not answered as it should."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,17 +117,21 @@ def converse(
             # Different from its first token on in every conversation and on both sides.
             seed = f"{transfer} {mean_tokens} {conversation} {number}"
             messages[-1]["content"] = text_of(seed, missing)
-            answer, headers, first_ms = _ask(connection, messages)
-            messages.append({"role": "assistant", "content": answer})
+            body = {
+                "model": EngineConfig().model, "messages": messages, "stream": True, "temperature": 0,
+                "max_tokens": ANSWER_TOKENS, "ignore_eos": True,
+            }  # fmt: skip
+            answer = ask(connection, body)
+            messages.append({"role": "assistant", "content": answer.text})
             yield Request(
                 transfer=transfer,
                 mean_prompt_tokens=mean_tokens,
                 conversation=conversation,
                 number=number,
                 prompt_tokens=prompt_tokens,
-                reused_tokens=int(headers.get("x-boomerang-reused-tokens") or 0),
-                plan=headers.get("x-boomerang-plan") or "",
-                first_token_ms=first_ms,
+                reused_tokens=int(answer.headers.get("x-boomerang-reused-tokens") or 0),
+                plan=answer.headers.get("x-boomerang-plan") or "",
+                first_token_ms=answer.first_ms,
             )
     finally:
         connection.close()
@@ -140,33 +139,6 @@ def converse(
 
 def _rendered_tokens(messages: Sequence[dict[str, Any]]) -> int:
     return len(encode(render_chat({"messages": messages}, TemplateOptions()).text))
-
-
-def _ask(
-    connection: http.client.HTTPConnection, messages: Sequence[dict[str, Any]]
-) -> tuple[str, http.client.HTTPMessage, float]:
-    """The answer's text, its headers, and the milliseconds until its first event."""
-    body = msgspec.json.encode(
-        {
-            "model": EngineConfig().model, "messages": messages, "stream": True, "temperature": 0,
-            "max_tokens": ANSWER_TOKENS, "ignore_eos": True,
-        }
-    )  # fmt: skip
-    began_s = time.perf_counter()
-    connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
-    answer = connection.getresponse()
-    first = answer.readline()
-    first_ms = (time.perf_counter() - began_s) * 1e3
-    events = [line[6:] for line in (first + answer.read()).splitlines() if line.startswith(b"data: ")]
-    if answer.status != 200 or not events or events[-1] != b"[DONE]":
-        raise NoAnswer(f"status {answer.status}: {(first or b'no event')[:200]!r}")
-    text = ""
-    for event in events[:-1]:
-        document = msgspec.json.decode(event)
-        if "error" in document:
-            raise NoAnswer(str(document["error"])[:200])
-        text += "".join((choice.get("delta") or {}).get("content") or "" for choice in document["choices"])
-    return text, answer.headers, first_ms
 
 
 def wrong_kv(legs: Sequence[Legs]) -> int:

@@ -10,7 +10,8 @@ from pathlib import Path
 from router.bench.comparison import Row, document, readings_table, rows, table
 from router.bench.plot import NoPlot, check, draw
 from router.bench.published import REQUESTS, SOURCE, Model, models
-from router.bench.replay import TRANSFERS, NoAnswer, Request, converse, pools, wrong_kv
+from router.bench.replay import TRANSFERS, Request, converse, pools, wrong_kv
+from router.bench.streamed import NoAnswer
 from router.demo.processes import NotStarted
 
 

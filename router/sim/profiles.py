@@ -2,8 +2,8 @@
 
 ``qwen3-32b`` and ``glm-5-fp8`` are lines through two published points each: 1P1D at 2,000 and 24,000 (GLM:
 20,000) prompt tokens (the figures of vLLM's bi-directional KV transfer, two hosts with eight H200 each). They
-are made of the figures without transfer, and of the transfer's own; ``router/bench/published.py`` holds these,
-and a test compares. For Qwen3-32B:
+are made of the figures without transfer, and of the transfer's own (``router/bench/published.py``; a test
+compares). For Qwen3-32B:
 
 * Prefill, total without reuse, 153 ms and 744 ms: (744 - 153) / 22,000 = 0.02686 ms a token, and
   153 - 2,000 * 0.02686 = 99.3 ms for any prefill.
