@@ -59,6 +59,7 @@ from router.turn.handle import Lifetime
 from router.turn.relay import Relay
 from router.turn.release import Releases
 from router.turn.releasing import Releasing
+from router.turn.sharing import SHARE_EVERY_S, Sharing
 
 SWEEP_EVERY_S = 1.0
 WRITE_METRICS_EVERY_S = 1.0
@@ -139,6 +140,8 @@ class Router:
     reconciler: Reconciler
     releasing: Releasing
     live: Live
+    sharing: Sharing | None = None
+    """Set where several routers share the ledger."""
     draining: bool = False
     admin_listener: socket.socket | None = None
     """Where the admin API listens; made when it is first served, if it was not before."""
@@ -231,6 +234,8 @@ class Router:
             "engine_key": every(READ_KEY_EVERY_S, self.key.refresh),
             "release": self.releasing.run,
         }
+        if self.sharing is not None:
+            tasks["share"] = every(SHARE_EVERY_S, self.sharing.step)
         if self.shared is not None:
             tasks["metrics"] = every(WRITE_METRICS_EVERY_S, self.shared.write)
         for source in sources_of(self.settings):
@@ -287,7 +292,7 @@ def build(settings: Settings, *, upstream: Upstream | None = None) -> Router:
         settings=relay_settings(settings, key),
         now=store.now,
         releases=releases,
-        gaps=Gaps(settings.decode_ttl_s),
+        gaps=Gaps(settings.decode_ttl_s, shared=store.board is not None),
         pins=store.pins,
     )
     releasing = Releasing(
@@ -309,6 +314,7 @@ def build(settings: Settings, *, upstream: Upstream | None = None) -> Router:
         reconciler,
         releasing,
         Live(store.now),
+        Sharing(context, store.board) if store.board is not None else None,
     )
     facts.subscribe(metrics)
     facts.subscribe(logs.FactLog())

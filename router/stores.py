@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from router.ledger.memory import MemoryLedger
-from router.ledger.store import Ledger, PinLedger
+from router.ledger.store import Board, Ledger, PinLedger
 from router.setting_values import MEMORY
 from router.settings import Settings
 from router.telemetry.facts import Facts, StoreChanged
@@ -25,6 +25,8 @@ class Store:
     """The ledger again, where it can tell what waits in it, and release."""
     servers_up: Callable[[], Mapping[str, bool]] = dict
     """Whether each server of a shared store, by its address, is asked."""
+    board: Board | None = None
+    """The ledger again, where several routers share it."""
 
 
 def store_of(settings: Settings, facts: Facts, on_call: "OnCall | None" = None) -> Store:
@@ -65,4 +67,4 @@ def _shared(settings: Settings, facts: Facts, on_call: "OnCall | None") -> Store
         max_branches=settings.max_branches,
         trace_ttl_s=settings.trace_ttl_s,
     )
-    return Store(ledger, clock, ledger, ledger.servers_up)
+    return Store(ledger, clock, ledger, ledger.servers_up, ledger)

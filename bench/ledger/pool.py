@@ -18,18 +18,19 @@ ENGINE = ("sim", "--profile", "instant", "--version", "0.33.0", "--num-blocks", 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Origins of what runs, and the routers' processes and logs."""
+    """Origins of what runs, and the routers' processes and logs; ``admins``: their admin APIs."""
 
     prefill: str
     decodes: Sequence[str]
     routers: Sequence[str]
     processes: Sequence[subprocess.Popen[bytes]]
     logs: Sequence[Path]
+    admins: Sequence[str] = ()
 
 
 @contextlib.asynccontextmanager
 async def pool(
-    stores: Sequence[str], *, decodes: int = 2, options: Sequence[str] = ()
+    stores: Sequence[str], *, decodes: int = 2, options: Sequence[str] = (), administered: bool = False
 ) -> AsyncIterator[Pool]:
     """One prefill node, ``decodes`` decode nodes, and a router for each of ``stores``; stopped at the end."""
     with tempfile.TemporaryDirectory(prefix="boomerang-bench-") as folder, contextlib.ExitStack() as running:
@@ -45,10 +46,14 @@ async def pool(
         prefill = start("prefill", [*ENGINE, "--role", "prefill"], "/health")
         ends = [start(f"decode-{at}", [*ENGINE, "--role", "decode"], "/health") for at in range(decodes)]
         nodes = ["--prefill", prefill, *(word for end in ends for word in ("--decode", end))]
+        ports = [free_port() for _ in stores] if administered else []
         routers = [
             start(
                 f"router-{at}",
-                ["serve", *nodes, "--store", store, "--log-level", "warning", *options],
+                [
+                    *("serve", *nodes, "--store", store, "--log-level", "warning", *options),
+                    *(("--admin-port", str(ports[at])) if administered else ()),
+                ],
                 "/ready",
             )
             for at, store in enumerate(stores)
@@ -56,7 +61,14 @@ async def pool(
         for one in waiting:
             await asyncio.to_thread(wait_ready, *one)
         of_routers = waiting[1 + decodes :]
-        yield Pool(prefill, ends, routers, [one[1] for one in of_routers], [one[2] for one in of_routers])
+        yield Pool(
+            prefill,
+            ends,
+            routers,
+            [one[1] for one in of_routers],
+            [one[2] for one in of_routers],
+            [f"http://127.0.0.1:{port}" for port in ports],
+        )
 
 
 async def corruptions(session: aiohttp.ClientSession, of: Pool) -> int:

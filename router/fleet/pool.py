@@ -8,12 +8,14 @@ in ``router.fleet.standing``, and when its breaker opens in ``router.fleet.break
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 from router.engines.upstream import Upstream, UpstreamError
 from router.fleet.breaker import Breaker, Rules, Verdict, due, judged, tried, untried
+from router.fleet.drains import Drains
+from router.fleet.drains import Wish as DrainWish
 from router.fleet.leg import BUSY_S, Leg
 from router.fleet.node import (
     Circuit,
@@ -78,6 +80,7 @@ class Fleet:
         self._known: dict[str, _Known] = {}
         self._probe, self._facts, self._now = probe, facts, now
         self._rules, self._linger_s = rules or Rules(), linger_s
+        self._drains = Drains()
         self._legs: dict[str, set[Leg]] = {}
         self._probing: set[str] = set()
         self._due_s: float | None = None
@@ -224,23 +227,45 @@ class Fleet:
     def add(self, node: Node) -> None:
         """Take a node in, and probe it soon; one that is there keeps what is known of it, and stays."""
         known, present = self._known.get(node.key), self._pool.get(node.key)
+        drained = self._drains.why(node.key)
         if known is None or present is None:
-            self._known[node.key] = _Known()
-            fresh = replace(node, in_flight=len(self._legs.get(node.key, ())), since_s=self._now())
+            standing = Standing() if drained is None else after(Standing(), Event.DRAINED, drained)
+            self._known[node.key], state = _Known(standing), state_of(standing)[0]
+            legs = len(self._legs.get(node.key, ()))
+            fresh = replace(node, state=state, reason=drained or "", in_flight=legs, since_s=self._now())
             self._pool = self._pool.with_node(fresh)
-            self._facts.publish(NodeChanged(node.key, node.role, node.state, "added"))
+            self._facts.publish(NodeChanged(node.key, node.role, state, "added"))
             self._added = True
             self._wake.set()
             return
         known.leave_by_s = None
         self._pool = self._pool.with_node(replace(present, weight=node.weight, limit=node.limit))
-        self._move(node.key, Event.ADDED)
+        if drained is None:
+            self._move(node.key, Event.ADDED)
+        else:
+            known.standing = after(known.standing, Event.ADDED)
+            self._move(node.key, Event.DRAINED, drained)
 
     def drain(self, key: str, why: str) -> None:
         """No new turns go to a node, until it is undrained; what it holds may still be read."""
+        self._drains.drain(key, why, self._now())
         self._move(key, Event.DRAINED, why)
 
+    def drains(self) -> Mapping[str, DrainWish]:
+        """What operators want of nodes, for other routers of the same pool."""
+        return self._drains.told(self._now())
+
+    def hear_drains(self, told: Mapping[str, DrainWish]) -> None:
+        """Do what operators have told another router since."""
+        for key in self._drains.hear(told):
+            known, why = self._known.get(key), self._drains.why(key)
+            if why is not None:
+                self._move(key, Event.DRAINED, why)
+            elif known is not None and known.standing.wish is Wish.DRAIN:
+                self._move(key, Event.UNDRAINED)
+
     def undrain(self, key: str) -> None:
+        self._drains.lift(key, self._now())
         known = self._known.get(key)
         if known is not None:
             known.leave_by_s = None

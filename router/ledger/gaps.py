@@ -14,14 +14,16 @@ conversation is remembered for it: what is kept is bounded by the horizon alone.
 Old observations fade (``HALF_LIFE_S``). A kind that was seldom seen leans on all kinds together, and all of
 them on ``PRIOR``.
 
-Where several routers share a ledger, a turn may end at one and its conversation go on at another: each counts
-what it sees, which comes to the same as long as a load balancer spreads turns evenly.
+Where several routers share a ledger, a turn may end at one and its conversation go on at another. Each counts
+what it sees, and they tell each other their tables: what one counts as silent, because it went on elsewhere,
+the other takes off again. So a table alone may hold less than nothing, and only the sum of all is right.
 """
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from types import MappingProxyType
 from typing import Final
 
@@ -60,6 +62,10 @@ class _Table:
         self.back = [count * factor for count in self.back]
 
 
+Counts = Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]]
+"""One router's table for the others: by kind of finish, who was silent and who came back, by step."""
+
+
 @dataclass(slots=True)
 class _Cohort:
     """Turns of one kind that ended within one slice."""
@@ -82,15 +88,18 @@ class _Cohort:
 class Gaps:
     """The table. Times are seconds on one clock, whichever; ``horizon_s`` is how long a gap is followed.
 
+    ``shared``: conversations come back here whose turns ended at another router, and ``hear`` is told of it.
     Raises ValueError for a horizon that is not positive.
     """
 
-    def __init__(self, horizon_s: float = 3600.0) -> None:
+    def __init__(self, horizon_s: float = 3600.0, *, shared: bool = False) -> None:
         if not 0 < horizon_s < float("inf"):
             raise ValueError(f"horizon_s has to be a positive number, not {horizon_s}")
         self._edges = _steps(horizon_s)
         steps = len(self._edges) - 1
+        self._shared = shared
         self._tables = {kind: _Table([0.0] * steps, [0.0] * steps) for kind in Finish}
+        self._others = {kind: _Table([0.0] * steps, [0.0] * steps) for kind in Finish}
         self._cohorts: dict[Finish, deque[_Cohort]] = {kind: deque() for kind in Finish}
         self._faded_s: float | None = None
         self._chances: dict[Finish, tuple[float, ...]] = {}
@@ -111,14 +120,47 @@ class Gaps:
         if not 0 <= gap_s < self._edges[-1]:
             return
         self.returned[finish] += 1
-        ended_s, step = now_s - gap_s, bisect_right(self._edges, gap_s) - 1
-        for cohort in reversed(self._cohorts[finish]):
-            if cohort.until_s - SLICE_S - _ROUNDING_S <= ended_s:
-                # One that another router's turn began may come on top of those of this one.
-                is_ours = ended_s < cohort.until_s and cohort.away > 0
-                if is_ours and step >= cohort.next_step:
-                    cohort.back[step] = cohort.back.get(step, 0) + 1
-                return
+        cohort, step = self._ended_at(finish, now_s - gap_s), bisect_right(self._edges, gap_s) - 1
+        # Alone, no more come back than have ended: a turn that is tried again comes back only once.
+        if cohort is not None and (self._shared or cohort.away > 0) and step >= cohort.next_step:
+            cohort.back[step] = cohort.back.get(step, 0) + 1
+
+    def _ended_at(self, finish: Finish, ended_s: float) -> _Cohort | None:
+        """The cohort of a turn that ended then; None where it ended at no router that is known of."""
+        cohorts = self._cohorts[finish]
+        for at in range(len(cohorts) - 1, -1, -1):
+            if cohorts[at].until_s - SLICE_S - _ROUNDING_S <= ended_s:
+                if ended_s < cohorts[at].until_s:
+                    return cohorts[at]
+                place = at + 1
+                break
+        else:
+            place = 0
+        if not self._shared:
+            return None
+        other = _Cohort((ended_s // SLICE_S + 1) * SLICE_S)
+        cohorts.insert(place, other)
+        return other
+
+    def told(self) -> Counts:
+        """What this router has seen, for the others."""
+        return {str(kind): (tuple(table.silent), tuple(table.back)) for kind, table in self._tables.items()}
+
+    def hear(self, others: Iterable[tuple[Counts, float]]) -> None:
+        """What all others have seen, each with how many seconds ago; it takes the place of what was heard.
+
+        A table of another horizon, or of nonsense, tells nothing.
+        """
+        steps = len(self._edges) - 1
+        self._others = {kind: _Table([0.0] * steps, [0.0] * steps) for kind in Finish}
+        for counts, age_s in others:
+            factor = 0.5 ** (max(age_s, 0.0) / HALF_LIFE_S)
+            for kind, table in self._others.items():
+                silent, back = counts.get(str(kind), ((), ()))
+                if len(silent) == len(back) == steps and all(map(isfinite, (*silent, *back))):
+                    table.silent = [a + factor * b for a, b in zip(table.silent, silent, strict=True)]
+                    table.back = [a + factor * b for a, b in zip(table.back, back, strict=True)]
+        self._chances.clear()
 
     def pass_time(self, now_s: float) -> None:
         """Enter what is certain by now. Costs next to nothing while nothing is new."""
@@ -130,7 +172,7 @@ class Gaps:
         self._faded_s = now_s
         self._chances.clear()
         for kind, table in self._tables.items():
-            if self._cohorts[kind] or any(table.silent):
+            if self._cohorts[kind] or any(table.silent) or any(table.back):
                 table.fade(0.5 ** (elapsed_s / HALF_LIFE_S))
                 self._enter(self._cohorts[kind], table, now_s)
 
@@ -182,9 +224,14 @@ class Gaps:
         return known
 
     def _chance(self, finish: Finish, step: int) -> float:
-        tables = self._tables
-        silent = sum(table.silent[step] for table in tables.values())
-        back = sum(table.back[step] for table in tables.values())
+        seen = {kind: self._seen(kind, step) for kind in Finish}
+        silent, back = (sum(one[at] for one in seen.values()) for at in (0, 1))
         overall = (back + PRIOR * PRIOR_WEIGHT) / (silent + PRIOR_WEIGHT)
-        own = tables[finish]
-        return (own.back[step] + overall * PRIOR_WEIGHT) / (own.silent[step] + PRIOR_WEIGHT)
+        own_silent, own_back = seen[finish]
+        return (own_back + overall * PRIOR_WEIGHT) / (own_silent + PRIOR_WEIGHT)
+
+    def _seen(self, finish: Finish, step: int) -> tuple[float, float]:
+        """Who was silent at the begin of a step, and who of them came back in it, at any router."""
+        ours, others = self._tables[finish], self._others[finish]
+        silent = max(ours.silent[step] + others.silent[step], 0.0)
+        return silent, min(max(ours.back[step] + others.back[step], 0.0), silent)

@@ -26,6 +26,7 @@ from router.ledger.codec import (
     encode_shared,
     encode_trace,
 )
+from router.ledger.redis_board import RedisBoard
 from router.ledger.redis_pins import FINISH_CODES, RedisPins
 from router.ledger.redis_slots import SLOT_TAGS, branch_name, branch_place, read_handle, tag_of
 from router.ledger.store import (
@@ -52,7 +53,7 @@ _ABSENCES: Final = (Absence.NO_HANDLE, Absence.EXPIRED, Absence.SMALL_GAIN, Abse
 _FIND, _PUT, _GIVE_BACK = Script.named("find"), Script.named("put"), Script.named("give_back")
 
 
-class RedisLedger(RedisPins):
+class RedisLedger(RedisPins, RedisBoard):
     """See ``router.ledger.store``: its rules are this class's contract.
 
     ``max_branches`` bounds the whole store; each slot tag has its share, and drops what was not used for

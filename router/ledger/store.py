@@ -24,7 +24,7 @@ All times are seconds on the clock that the ledger was made with: a process-wide
 store's own where several processes share one (``router.ledger.clock``).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
@@ -313,6 +313,24 @@ class PinLedger(Protocol):
 
     async def conversations(self, *, cursor: str | None, limit: int) -> Page:
         """Lines of all tenants. A cursor that is none of ours counts as None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What another router has told, and how many seconds ago."""
+
+    value: bytes
+    age_s: float
+
+
+class Board(Protocol):
+    """Where routers that share a ledger tell each other what they have learned, now and then."""
+
+    async def exchange(self, mine: bytes) -> Sequence[Note]:
+        """Leave a note in the place of the one before, and read those of the others.
+
+        Raises LedgerUnavailable.
+        """
 
 
 class LedgerUnavailable(Exception):

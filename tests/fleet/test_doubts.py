@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.fleet.doubts import _MAX_ENTRIES, Doubts
+from router.fleet.doubts import _MAX_ENTRIES, Doubted, Doubts
 
 
 @pytest.mark.parametrize(("after_s", "cooling"), [(0.0, True), (29.9, True), (30.0, False), (1000.0, False)])
@@ -44,12 +44,52 @@ def test_nothing_is_doubted_at_first() -> None:
     assert not doubts.mistrusts("", -1.0)
 
 
-def test_two_routers_do_not_share_doubts() -> None:
-    one, other = Doubts(), Doubts()
+def test_two_routers_share_doubts_where_they_are_told() -> None:
+    one, other = Doubts(pair_s=30.0, model_s=60.0), Doubts(pair_s=30.0, model_s=60.0)
     one.cool("p", "d", 0.0)
     one.mistrust("m", 0.0)
+    one.taint("http://p", "engine-a")
     assert other.cooling(0.0) == frozenset()
     assert not other.mistrusts("m", 0.0)
+    other.hear(one.told(10.0), 10.0)
+    assert other.cooling_s(10.0) == {("p", "d"): 20.0}
+    assert other.mistrusted_s(10.0) == {"m": 50.0}
+    assert other.salt("http://p", "engine-a") == one.salt("http://p", "engine-a") is not None
+
+
+def test_what_is_heard_neither_shortens_nor_outlasts_a_doubt() -> None:
+    doubts = Doubts(pair_s=30.0)
+    doubts.cool("p", "d", 10.0)
+    told = Doubted({("p", "d"): 20.0, ("over", "d"): 9.0, ("nonsense", "d"): 1e12})
+    doubts.hear(told, 10.0)
+    assert doubts.cooling_s(10.0) == {("p", "d"): 30.0, ("nonsense", "d"): 30.0}
+
+
+def test_a_salt_of_one_s_own_stays() -> None:
+    one, other = Doubts(), Doubts()
+    for doubts in (one, other):
+        doubts.taint("http://p", "engine-a")
+    salt = other.salt("http://p", "engine-a")
+    other.hear(one.told(0.0), 0.0)
+    assert other.salt("http://p", "engine-a") == salt, "what is computed under it is found again"
+
+
+def test_engines_that_came_and_went_do_not_pile_up() -> None:
+    doubts = Doubts()
+    for number in range(_MAX_ENTRIES + 10):
+        doubts.taint(f"http://p{number}", "engine-a")
+    assert len(doubts.tainted) == _MAX_ENTRIES
+    assert doubts.salt("http://p0", "engine-a") is None
+    assert doubts.salt("http://p10", "engine-a") is not None
+
+
+def test_an_engine_that_nothing_was_heard_of_for_long_is_tainted() -> None:
+    doubts = Doubts()
+    for number in range(_MAX_ENTRIES + 1):
+        doubts.unconfirmed(f"http://p{number}")
+    assert doubts.tainted == ("http://p0",)
+    assert doubts.confirm("http://p0", verifies=False)
+    assert not doubts.confirm("http://p1", verifies=False)
 
 
 def test_there_are_never_more_than_the_bound_and_the_oldest_goes_first() -> None:

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from router.engines.upstream import Broken, Upstream
 from router.fleet.breaker import Rules
+from router.fleet.drains import Wish
 from router.fleet.node import Circuit, Engine, Node, Role, State, node_of
 from router.fleet.pool import Fleet
 from router.fleet.probe import Fault, Probed
@@ -59,7 +60,7 @@ class AnyFleet(RuleBasedStateMachine):
         state = self.fleet.snapshot.by_key[node.key].state
         assert state is not State.GONE
 
-    @rule(node=nodes, how=st.sampled_from(["drain", "leave", "undrain", "remove", "busy"]))
+    @rule(node=nodes, how=st.sampled_from(["drain", "leave", "undrain", "remove", "busy", "hear"]))
     def decide(self, node: Node, how: str) -> None:
         match how:
             case "drain":
@@ -70,6 +71,9 @@ class AnyFleet(RuleBasedStateMachine):
                 self.fleet.undrain(node.key)
             case "remove":
                 self.fleet.remove(node.key)
+            case "hear":
+                why = "y" if int(self.now_s) % 2 else None
+                self.fleet.hear_drains({node.key: Wish(self.now_s, why)})
             case _:
                 self.fleet.busy(node.key, 2.0)
 

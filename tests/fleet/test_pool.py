@@ -1,4 +1,5 @@
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -8,6 +9,7 @@ import pytest
 from router.engines.aiohttp_upstream import AiohttpUpstream
 from router.engines.upstream import Upstream
 from router.fleet.breaker import Rules, Verdict
+from router.fleet.drains import Wish
 from router.fleet.node import Ejection, Engine, Node, Role, State
 from router.fleet.pool import Fleet, node_of
 from router.fleet.probe import Fault, Probed, Prober
@@ -159,6 +161,23 @@ async def test_probes_do_not_undo_what_was_decided(upstream: AiohttpUpstream) ->
     assert told.changes() == [("ready", ""), ("draining", "by an operator")]
     fleet.undrain(KEY)
     assert state(fleet) == (State.EJECTED, "broken"), "what probes said meanwhile counts"
+
+
+async def test_what_an_operator_told_another_router_counts_here(upstream: AiohttpUpstream) -> None:
+    fleet, _ = scripted(READY)
+    await fleet.refresh(upstream)
+    later_s = time.monotonic() + 60.0
+    fleet.hear_drains({KEY: Wish(later_s, "by an operator"), "p:gone:1": Wish(later_s, "by an operator")})
+    assert state(fleet) == (State.DRAINING, "by an operator")
+    fleet.hear_drains({KEY: Wish(later_s - 1.0, None)})
+    assert state(fleet) == (State.DRAINING, "by an operator"), "an older wish"
+    fleet.hear_drains({KEY: Wish(later_s + 1.0, None)})
+    assert state(fleet) == (State.READY, "")
+    fleet.leave(KEY, "not listed")
+    fleet.hear_drains({KEY: Wish(later_s + 2.0, None)})
+    assert KEY not in {node.key for node in fleet.snapshot.nodes} or state(fleet)[0] is State.DRAINING, (
+        "what its source wants is no operator's to lift"
+    )
 
 
 async def test_what_turns_learn_while_a_probe_runs_stays(upstream: AiohttpUpstream) -> None:

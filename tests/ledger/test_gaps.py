@@ -163,3 +163,61 @@ def test_curves_are_exported() -> None:
 def test_a_horizon_is_a_positive_number(horizon_s: float) -> None:
     with pytest.raises(ValueError, match="horizon_s"):
         Gaps(horizon_s)
+
+
+def test_routers_that_tell_each_other_know_as_much_as_one() -> None:
+    """Each turn ends at a router by chance, and goes on at a router by chance."""
+    draw = random.Random(7)
+    one = Gaps(60.0)
+    several = [Gaps(60.0, shared=True) for _ in range(3)]
+    events: list[tuple[float, float | None]] = []
+    for at in range(600 * 3):
+        ended_s = at / 3
+        events.append((ended_s, None))
+        if draw.random() < 0.4:
+            gap_s = draw.expovariate(1 / 8.0)
+            events.append((ended_s + gap_s, gap_s))
+    for now_s, ended_gap_s in sorted(events, key=lambda event: event[0]):
+        for gaps in (one, draw.choice(several)):
+            if ended_gap_s is None:
+                gaps.ended(Finish.STOP, now_s)
+            else:
+                gaps.went_on(Finish.STOP, ended_gap_s, now_s)
+    for gaps in (one, *several):
+        gaps.pass_time(700.0)
+    for gaps in several:
+        gaps.hear((other.told(), 0.0) for other in several if other is not gaps)
+    for waited_s in (0.0, 1.0, 5.0, 20.0):
+        expected = one.returns(Finish.STOP, waited_s, 60.0 - waited_s)
+        assert expected == pytest.approx(true_chance(0.4, 8.0, waited_s, 60.0 - waited_s), abs=0.06)
+        for gaps in several:
+            assert gaps.returns(Finish.STOP, waited_s, 60.0 - waited_s) == pytest.approx(expected, abs=0.01)
+
+
+def test_what_was_heard_takes_the_place_of_what_was_heard_before() -> None:
+    teller, gaps = Gaps(60.0, shared=True), Gaps(60.0, shared=True)
+    play(teller, finish=Finish.STOP, returning=0.0, mean_s=1.0, seconds=100, seed=8)
+    before = gaps.returns(Finish.STOP, 0.0, 60.0)
+    for _ in range(3):
+        gaps.hear([(teller.told(), 0.0)])
+    once = gaps.returns(Finish.STOP, 0.0, 60.0)
+    assert once == pytest.approx(teller.returns(Finish.STOP, 0.0, 60.0))
+    gaps.hear([(teller.told(), 4 * HALF_LIFE_S)])
+    assert once < gaps.returns(Finish.STOP, 0.0, 60.0) < before, "what is old tells less"
+    gaps.hear([])
+    assert gaps.returns(Finish.STOP, 0.0, 60.0) == before
+
+
+@pytest.mark.parametrize("counts", [(), (1.0,), (float("nan"),) * 17, (float("inf"),) * 17], ids=str)
+def test_tables_of_nonsense_tell_nothing(counts: tuple[float, ...]) -> None:
+    gaps = Gaps(60.0, shared=True)
+    before = gaps.returns(Finish.STOP, 0.0, 60.0)
+    gaps.hear([({"stop": (counts, counts), "no kind": ((1.0,), (1.0,))}, 0.0)])
+    assert gaps.returns(Finish.STOP, 0.0, 60.0) == before
+
+
+def test_what_is_kept_of_others_turns_is_bounded_as_well() -> None:
+    gaps = Gaps(60.0, shared=True)
+    for turn in range(20_000):
+        gaps.went_on(Finish.STOP, turn * 7 % 60, turn / 10)
+    assert sum(map(len, gaps._cohorts.values())) <= 60 / SLICE_S * 2 + 2

@@ -55,6 +55,32 @@ async def test_a_conversation_may_hop(own: Server, session: aiohttp.ClientSessio
         )
 
 
+async def test_what_an_operator_drains_at_one_router_is_drained_at_the_other(
+    own: Server, session: aiohttp.ClientSession
+) -> None:
+    async with pool([own.url, own.url], options=PATIENT, administered=True) as nodes:
+        key = f"d:{nodes.decodes[0].removeprefix('http://')}"
+
+        async def ask(admin: str, how: str) -> None:
+            async with session.post(f"{admin}/admin/nodes/{key}/{how}") as answer:
+                assert answer.status == 200, await answer.text()
+
+        async def until(admin: str, state: str) -> None:
+            async with asyncio.timeout(LIMIT_S):
+                while True:
+                    async with session.get(f"{admin}/admin/nodes") as answer:
+                        told = {node["node"]: node["state"] for node in (await answer.json())["nodes"]}
+                    if told[key] == state:
+                        return
+                    await asyncio.sleep(0.05)
+
+        one, two = nodes.admins
+        await ask(one, "drain")
+        await until(two, "draining")
+        await ask(two, "undrain")
+        await until(one, "ready")
+
+
 async def test_no_client_sees_that_the_store_is_gone(own: Server, session: aiohttp.ClientSession) -> None:
     options = ("--policy", "sticky", "--store-timeout-s", "0.2")
     async with pool([own.url, own.url], options=options) as nodes:

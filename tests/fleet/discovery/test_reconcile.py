@@ -5,7 +5,7 @@ from router.fleet.discovery.reconcile import MAX_NODES, Reconciler
 from router.fleet.node import Node, Role, State, node_of
 from router.fleet.pool import Fleet
 from router.fleet.probe import Probed
-from router.telemetry.facts import DiscoveryFailed, Fact, Facts, NodesListed
+from router.telemetry.facts import DiscoveryFailed, Fact, Facts, NodeChanged, NodesListed
 
 A, B, C = (node_of(f"http://127.0.0.1:{port}", Role.PREFILL) for port in (1, 2, 3))
 
@@ -88,3 +88,23 @@ def test_a_list_without_end_is_a_mistake() -> None:
     reconciler.are("dns", many)
     assert keys(made) == {A.key}
     assert isinstance(heard[-1], DiscoveryFailed)
+
+
+def test_what_an_operator_drained_stays_drained_when_it_is_listed_again() -> None:
+    made, reconciler, heard = fleet()
+    reconciler.are("file", [A, B])
+    made.drain(A.key, "repairs")
+    made.drain(B.key, "repairs")
+    with made.leg(B.key):
+        reconciler.are("file", [])
+        assert keys(made) == {B.key}, "one has gone, and one is still leaving"
+        reconciler.are("file", [A, B])
+    for key in (A.key, B.key):
+        node = made.snapshot.by_key[key]
+        assert (node.state, node.reason) == (State.DRAINING, "repairs")
+    assert not any(isinstance(fact, NodeChanged) and fact.state == State.READY for fact in heard)
+    made.undrain(A.key)
+    assert made.snapshot.by_key[A.key].state is State.STARTING
+    reconciler.are("file", [B])
+    reconciler.are("file", [A, B])
+    assert made.snapshot.by_key[A.key].state is State.STARTING
