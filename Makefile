@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format test-engine bench-engine engine-matrix property lock clean
+.PHONY: help setup demo test lint format test-engine test-helm bench-engine engine-matrix property lock clean
 
 # Python cannot find itself, and so makes no virtual environment, where there is no PATH at all.
 ifndef PATH
@@ -42,6 +42,10 @@ test-engine: setup ## Run the tests against a real vLLM on the CPU (installs it 
 bench-engine: setup ## Time to first token on a real vLLM on the CPU, with reuse off and on
 	bash deploy/engine-cpu/install.sh
 	$(BIN)/python -m bench.real_ttft $(ARGS)
+
+test-helm: setup ## Render the Helm chart, and validate all manifests (installs what does it once, outside the clone)
+	bash deploy/helm/install.sh
+	$(BIN)/python -m pytest tests/manifests $(ARGS)
 
 engine-matrix: setup ## A short form of those tests on several vLLM versions; writes docs/compatibility.md
 	$(BIN)/python deploy/engine-cpu/matrix.py $(ARGS)
