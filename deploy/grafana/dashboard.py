@@ -131,7 +131,7 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
             ),
             Panel(
                 title="Pinned, fullest decode node",
-                text="Share of its KV that handles pin. At pin_budget (default 50 %) those of the least likely"
+                text="Share of its KV that handles pin. At pin_budget (default 50 %) the least likely"
                 " conversations are released.",
                 queries=(Query("max(boomerang_pinned_share{})"),),
                 unit="percentunit",
