@@ -28,11 +28,13 @@ def draw(played: Sequence[tuple[Model, Sequence[Row]]], target: Path) -> None:
     """Write the plot, in the format of the file's suffix. Raises NoPlot."""
     check()
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MultipleLocator
 
     figure = Figure(figsize=(5.0 * len(played), 4.2), layout="constrained")
     axes = figure.subplots(1, len(played), squeeze=False)[0]
     for panel, (model, compared) in zip(axes, played, strict=True):
         _panel(panel, model, compared)
+        panel.xaxis.set_major_locator(MultipleLocator(4))
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     try:
