@@ -123,12 +123,16 @@ async def test_a_conversation_is_seen_as_it_runs_and_told_in_a_table() -> None:
         await page.locator(".toggle").focus()
         await page.keyboard.press("Enter")
         assert await page.locator(".toggle").get_attribute("aria-expanded") == "true"
-        await counted(page, ".detail tbody tr", 3)
-        cells = await page.locator(".detail tbody tr").last.locator("td").all_inner_texts()
+        await counted(page, ".conversation tbody tr", 3)
+        cells = await page.locator(".conversation tbody tr").last.locator("td").all_inner_texts()
         assert cells[1:3] == ["pull", "extension"]
         assert cells[4:6] == [str(last.prompt_tokens), str(last.moved_tokens)]
         await page.keyboard.press("Enter")
-        await expect(page.locator(".detail")).to_be_hidden()
+        await expect(page.locator(".conversation .detail")).to_be_hidden()
+        await page.locator("summary").focus()
+        await page.keyboard.press("Enter")
+        await counted(page, "#node-rows tr", 3)
+        await seen(page, "#node-rows tr:nth-child(2)", pool.d.origin.removeprefix("http://"))
         assert complaints == []
 
 
@@ -141,6 +145,7 @@ async def test_it_fits_and_can_be_read(size: tuple[int, int], scheme: Any) -> No
             await counted(page, ".turn", 3)
             await seen(page, "#warnings", "verify=lineage")
             await page.locator(".toggle").click()
+            await page.locator("summary").click()
             assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
             assert await too_wide(page) == []
             assert await page.evaluate(CONTRAST) == []

@@ -57,6 +57,7 @@ function now(state) {
   say(by("waiting"), state.waiting_turns ? `${count(state.waiting_turns)} wait for a place` : "");
   say(by("turns"), count(state.sums.turns));
   say(by("failed"), count(state.sums.failed));
+  mark(by("failed"), "data-some", state.sums.failed ? "" : null);
   say(by("left"), count(state.sums.left));
   const pinned = state.nodes.reduce((sum, node) => sum + (node.pinned_tokens ?? 0), 0);
   say(by("pinned"), short(pinned));

@@ -29,9 +29,29 @@ export function showPool(state) {
     }
     side(role, nodes, state);
   }
+  latest = state.nodes;
+  nodeTable();
   const hidden = state.more_nodes + Object.values(sides).reduce((n, side) => n + Math.max(side.length - MAX_NODES_OF_ROLE, 0), 0);
   by("more-nodes").hidden = !hidden;
   say(by("more-nodes"), `${count(hidden)} more nodes are not drawn.`);
+}
+
+let latest = [];
+
+/** The same in words, where somebody wants it. */
+function nodeTable() {
+  if (!by("node-details").open) return;
+  by("node-rows").replaceChildren(
+    ...latest.map((node) => {
+      const cells = [
+        nameOf(node.node), node.node.slice(2), STATES[node.state] ?? node.state, count(node.in_flight), count(node.running),
+        count(node.waiting), time(node.queue_s), percent(node.kv_usage), count(node.pinned_tokens), count(node.pinned_handles),
+        percent(node.pinned_share), node.version ?? "–", node.state === "ready" ? "" : node.reason,
+      ];
+      const isText = (index) => index < 3 || index === cells.length - 1;
+      return make("tr", "", ...cells.map((text, index) => make("td", isText(index) ? "text" : "", text)));
+    }),
+  );
 }
 
 function side(role, nodes, state) {
@@ -59,7 +79,6 @@ function side(role, nodes, state) {
 
 function newBox(node) {
   const key = make("span", "node-key", node.node.slice(2));
-  key.title = node.node;
   const state = make("span", "word");
   const legs = make("span", "legs");
   const load = make("span", "");
@@ -89,6 +108,7 @@ const STATES = { ready: "ready", starting: "starting", draining: "draining", eje
 
 function fill(box, node, budget) {
   mark(box.element, "data-state", node.state);
+  mark(box.element, "title", node.state === "ready" ? node.node : `${node.node}: ${node.state}, ${node.reason}`);
   say(box.state, STATES[node.state] ?? node.state);
   const drawn = Math.min(node.in_flight, MAX_LEGS_DRAWN);
   while (box.legs.childElementCount > drawn) box.legs.lastElementChild.remove();
@@ -194,5 +214,6 @@ function redrawLanes() {
   }
 }
 
+by("node-details").addEventListener("toggle", nodeTable);
 setInterval(ageLanes, 1000);
 new ResizeObserver(redrawLanes).observe(by("pool"));
