@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format test-engine test-helm bench-engine engine-matrix property lock clean
+.PHONY: help setup demo test lint format test-engine test-helm bench-engine engine-matrix screenshots property lock clean
 
 # Python cannot find itself, and so makes no virtual environment, where there is no PATH at all.
 ifndef PATH
@@ -49,6 +49,9 @@ test-helm: setup ## Render the Helm chart, and validate all manifests (installs 
 
 engine-matrix: setup ## A short form of those tests on several vLLM versions; writes docs/compatibility.md
 	$(BIN)/python deploy/engine-cpu/matrix.py $(ARGS)
+
+screenshots: setup ## Take the pictures of docs/page.md anew (needs a Chromium)
+	$(BIN)/python -m tests.page.screenshots $(ARGS)
 
 property: setup ## The property test at full length
 	BOOMERANG_TURNS=20000 $(BIN)/python -m pytest -k property $(ARGS)

@@ -1,4 +1,7 @@
-"""``boomerang demo``: an agent's conversation against simulated engines, with KV transfer off and on."""
+"""``boomerang demo``: an agent's conversation against simulated engines, with KV transfer off and on.
+
+``--page`` has several agents talk instead, to be watched on the live page.
+"""
 
 import argparse
 import importlib.util
