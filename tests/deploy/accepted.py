@@ -22,9 +22,10 @@ def settings_of(
         taken.append(settings)
         return 0
 
-    monkeypatch.setattr("router.serve.serve", serve)
-    for name, value in (environment or {}).items():
-        monkeypatch.setenv(name, value)
+    for name in ("serve", "serve_workers"):
+        monkeypatch.setattr(f"router.serve.{name}", serve)
+    for variable, value in (environment or {}).items():
+        monkeypatch.setenv(variable, value)
     assert arguments[0] == "serve"
     assert main(list(arguments)) == 0
     (settings,) = taken

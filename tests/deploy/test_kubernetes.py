@@ -240,7 +240,7 @@ def test_two_routers_with_these_settings_share_what_they_remember(
     p, d, one, other = (free_port() for _ in range(4))
     engine = [*BOOMERANG, "sim", "--profile=instant", "--version=0.33.0"]
     nodes = [f"--prefill=http://127.0.0.1:{p}", f"--decode=http://127.0.0.1:{d}"]
-    serve = [*BOOMERANG, "serve", f"--config={file}", *nodes]
+    serve = [*BOOMERANG, "serve", f"--config={file}", *nodes, "--admin-port=0"]
     commands = {
         p: ([*engine, "--role=prefill", f"--port={p}"], "/health"),
         d: ([*engine, "--role=decode", f"--port={d}"], "/health"),

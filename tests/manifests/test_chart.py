@@ -34,7 +34,13 @@ VALUES: dict[str, dict[str, Any]] = {
         "serviceAccount": {"create": False},
     },
     "own_store": {
-        "config": {**LISTED, "store": "rediss://router@cache.example:6380", "drain_s": 299.5},
+        "config": {
+            **LISTED,
+            "store": "rediss://router@cache.example:6380",
+            "drain_s": 299.5,
+            "workers": 2,
+            "admin_port": "none",
+        },
         "redis": {"enabled": False},
         "secrets": {
             "storePassword": {"name": "cache", "key": "pass"},
@@ -50,7 +56,7 @@ VALUES: dict[str, dict[str, Any]] = {
             **FOUND,
             "kubernetes_namespace": "engines",
             "admin_host": "0.0.0.0",  # noqa: S104 - guarded by a token
-            "admin_port": 9000,
+            "admin_port": 9001,
             "max_branches": 1_000_000,
             "max_ledger_bytes": 536_870_912,
             "max_body_bytes": "32MiB",
@@ -227,7 +233,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"config": {**FOUND, "pin_budget": 1.5}}, "pin_budget"),
     ({"config": {**FOUND, "verify": "maybe"}}, "verify"),
     ({"config": {**FOUND, "admin_token": "secret"}}, "admin_token"),
-    ({"config": {**FOUND, "admin_port": 9000}}, "adminToken"),
+    ({"config": {**FOUND, "admin_host": "0.0.0.0"}}, "adminToken"),  # noqa: S104 - what is refused
+    ({"config": {**FOUND, "workers": 2}}, "admin_port"),
     ({"config": {**FOUND, "store": "redis://cache"}}, "redis.enabled"),
     ({"config": FOUND, "redis": {"enabled": False}}, "share"),
     ({"config": FOUND, "secrets": {"storePassword": {"name": "x"}}}, "storePassword"),

@@ -30,6 +30,10 @@ helm.sh/chart: {{ printf "%s-%s" (index . 0).Chart.Name (index . 0).Chart.Versio
 {{- if or .Values.config.kubernetes_prefill .Values.config.kubernetes_decode }}yes{{ end }}
 {{- end }}
 
+{{- define "boomerang.adminPort" -}}
+{{- with .Values.config.admin_port }}{{ if ne (toString .) "none" }}{{ int . }}{{ end }}{{ end }}
+{{- end }}
+
 {{- define "boomerang.redisSecret" -}}
 {{- .Values.redis.passwordSecret.name | default (printf "%s-redis" (include "boomerang.name" .)) }}
 {{- end }}
@@ -42,7 +46,10 @@ helm.sh/chart: {{ printf "%s-%s" (index . 0).Chart.Name (index . 0).Chart.Versio
 {{- if and $several (not $shared) }}{{ fail "more than one replica needs a memory that they share: redis.enabled, or config.store" }}{{ end -}}
 {{- if and .Values.redis.enabled $config.store }}{{ fail "redis.enabled is set and config.store too: which one is the store?" }}{{ end -}}
 {{- if and .Values.redis.enabled .Values.secrets.storePassword.name }}{{ fail "secrets.storePassword is for a store of your own; the chart's Redis has redis.passwordSecret" }}{{ end -}}
-{{- if and $config.admin_port (not .Values.secrets.adminToken.name) }}{{ fail "config.admin_port needs secrets.adminToken" }}{{ end -}}
+{{- $loopback := has ($config.admin_host | default "127.0.0.1") (list "127.0.0.1" "::1" "localhost") -}}
+{{- $admin := include "boomerang.adminPort" . -}}
+{{- if and $admin (not $loopback) (not .Values.secrets.adminToken.name) }}{{ fail "config.admin_host is reached by others: that needs secrets.adminToken" }}{{ end -}}
+{{- if and $admin (gt (int ($config.workers | default 1)) 1) }}{{ fail "config.admin_port is for one process: with config.workers take it away, config.admin_port=none" }}{{ end -}}
 {{- if not (or $config.nodes_file (and (or $config.prefill $config.kubernetes_prefill) (or $config.decode $config.kubernetes_decode))) }}{{ fail "where are the engines? config.kubernetes_prefill and config.kubernetes_decode, or config.prefill and config.decode" }}{{ end -}}
 {{- if and .Values.autoscaling.enabled (gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas)) }}{{ fail "autoscaling.minReplicas is more than maxReplicas" }}{{ end -}}
 {{- if and .Values.ingress.enabled (not .Values.ingress.host) }}{{ fail "ingress.host is required" }}{{ end -}}
