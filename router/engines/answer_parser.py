@@ -50,6 +50,7 @@ class AnswerParser:
         "fault",
         "has_head",
         "headers",
+        "is_between_chunks",
         "is_complete",
         "may_reuse",
         "pieces",
@@ -65,6 +66,8 @@ class AnswerParser:
         self.size_bytes = 0
         self.has_head = False
         self.is_complete = False
+        self.is_between_chunks = False
+        """Whether a chunk of the body may begin with the next byte."""
         self.may_reuse = False
         """Whether the connection may serve another request; settled when the answer is complete."""
         self.fault: str | None = None
@@ -87,6 +90,7 @@ class AnswerParser:
         if parser is None:
             return
         self._unproductive_bytes += len(data)
+        self.is_between_chunks = False
         try:
             parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -94,6 +98,8 @@ class AnswerParser:
                 self.may_reuse = False  # what came after the end was no answer either
             elif self.fault is None:
                 self.fault = f"not HTTP: {error}"
+        # Of what begins behind a chunk only its whole line ends like this, and that is told besides.
+        self.is_between_chunks = self.is_between_chunks and not self.is_complete and data.endswith(b"\r\n")
         if self.is_complete:
             if self._to_head and not data.endswith(_HEAD_END[-len(data) :]):
                 self.may_reuse = False
@@ -102,6 +108,7 @@ class AnswerParser:
             self.fault = f"more than {_MAX_UNPRODUCTIVE_BYTES} bytes of head or trailers"
         if self.fault is not None:
             self._parser = None
+            self.is_between_chunks = False
 
     def feed_end(self) -> None:
         """The engine has ended the connection in good order: the end of a body that has no other."""
@@ -116,6 +123,7 @@ class AnswerParser:
     def drop(self) -> None:
         """Take nothing any more."""
         self._parser = None
+        self.is_between_chunks = False
 
     def take(self) -> bytes:
         """The body that nobody has taken yet."""
@@ -180,6 +188,12 @@ class AnswerParser:
         self._unproductive_bytes = 0
         self.pieces.append(body)
         self.size_bytes += len(body)
+
+    def on_chunk_header(self) -> None:
+        self.is_between_chunks = False
+
+    def on_chunk_complete(self) -> None:
+        self.is_between_chunks = True
 
     def on_message_complete(self) -> None:
         if self._is_interim:

@@ -1,27 +1,21 @@
 """One call on its way: request out, answer in.
 
 No task and no queue: the caller's own task waits on one future at a time, which the connection's callbacks
-wake.
+wake. Where a body is pumped, they hand it on themselves, and wake the task at its end.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from typing import Final
 
 from router.engines.answer_parser import AnswerParser
+from router.engines.body_chunks import BodyChunks
 from router.engines.connection_pool import ConnectionPool
 from router.engines.dialling import HELD_UP_S, ConnectClock
 from router.engines.httptools_connection import Connection
 from router.engines.request_head import destination, request_head
-from router.engines.upstream import (
-    Broken,
-    Call,
-    NeverSent,
-    Stale,
-    TimedOut,
-    TooLarge,
-    UpstreamError,
-)
+from router.engines.upstream import Broken, Call, NeverSent, Sink, Stale, TimedOut, TooLarge, UpstreamError
+from router.engines.whole_chunks import body_of
 
 _READ_BUFFER_BYTES: Final = 131_072
 """An unread body may grow to this, and by one read of the socket more; then the engine is held back."""
@@ -48,6 +42,7 @@ class OpenCall:
         "_loop",
         "_parser",
         "_pool",
+        "_sink",
         "_waiter",
         "_waiting_since_s",
         "headers",
@@ -73,7 +68,9 @@ class OpenCall:
         """Whether only the whole body is waited for."""
         self._idle_s = call.limits.idle_s
         self._largest_bytes = call.limits.max_answer_bytes
-        self._waiter: asyncio.Future[None] | None = None
+        self._sink: Sink | None = None
+        """Takes what comes while the caller's task sleeps."""
+        self._waiter: asyncio.Future[bool] | None = None
         self._waiting_since_s: float | None = None
         self._answer_timer: asyncio.TimerHandle | None = None
         self._body_timer: asyncio.TimerHandle | None = None
@@ -121,7 +118,7 @@ class OpenCall:
 
     def chunks(self) -> AsyncIterator[bytes]:
         """The body, as it arrives, each chunk as soon as it is there; raises UpstreamError."""
-        return _Chunks(self)
+        return BodyChunks(self)
 
     async def read(self) -> bytes:
         """The whole rest of the body; raises UpstreamError, ``TooLarge`` past ``max_answer_bytes``."""
@@ -158,11 +155,48 @@ class OpenCall:
             raise self._fault
         raise StopAsyncIteration
 
+    async def pump(self, sink: Sink) -> bool:
+        """Give the body to ``sink`` as it arrives, until that takes no more; whether the body has ended.
+
+        Raises UpstreamError, and whatever ``sink`` raises.
+        """
+        parser = self._parser
+        while True:
+            if parser.pieces:
+                piece = parser.take()
+                if self._connection is not None and not self._connection.is_reading:
+                    self._connection.resume()
+                if not sink(piece, None):
+                    return False
+            if self._fault is not None:
+                raise self._fault
+            if parser.is_complete:
+                return True
+            self._sink = sink
+            try:
+                if not await self._expect_body():
+                    return False
+            finally:
+                self._sink = self._waiter = self._waiting_since_s = None
+
     # For the connection.
 
     def received(self, data: bytes) -> None:
-        self._heard = True
         parser = self._parser
+        if self._sink is not None:
+            piece = body_of(data) if parser.is_between_chunks else None
+            if piece is not None and not parser.pieces:
+                self._hand_on(self._sink, piece, data)
+                return
+            parser.feed(data)
+            if parser.pieces and self._waiter is not None and not self._waiter.done():
+                self._hand_on(self._sink, parser.take(), None)
+            if parser.is_complete:
+                self._complete()
+            elif parser.fault is not None:
+                self._fail(Broken(f"{self.origin}: {parser.fault}"))
+            return
+        self._heard = True
         had_head = parser.has_head
         parser.feed(data)
         if parser.is_complete:
@@ -180,6 +214,22 @@ class OpenCall:
                 self._wake()
             elif parser.pieces:
                 self._wake()
+
+    def _hand_on(self, sink: Sink, piece: bytes, chunk: bytes | None) -> None:
+        """Give ``sink`` what has come; the task is woken only if that is all it takes."""
+        self._waiting_since_s = self._loop.time()
+        waiter, fault = self._waiter, None
+        try:
+            if sink(piece, chunk):
+                return
+        except Exception as error:  # the caller's own, and for it
+            fault = error
+        self._sink = None
+        if waiter is not None and not waiter.done():
+            if fault is None:
+                waiter.set_result(False)
+            else:
+                waiter.set_exception(fault)
 
     def ended(self) -> None:
         parser = self._parser
@@ -237,8 +287,8 @@ class OpenCall:
         finally:
             self._waiter = None
 
-    def _expect_body(self) -> asyncio.Future[None]:
-        """What to wait on for more of the body; the wait counts from now."""
+    def _expect_body(self) -> asyncio.Future[bool]:
+        """What to wait on for more of the body; the wait counts from now. False: the sink takes no more."""
         self._waiting_since_s = self._loop.time()
         if self._body_timer is None and self._idle_s is not None:
             self._watch_body(self._waiting_since_s + self._idle_s)
@@ -256,7 +306,7 @@ class OpenCall:
         if waiter is not None:
             self._waiter = self._waiting_since_s = None
             if not waiter.done():
-                waiter.set_result(None)
+                waiter.set_result(True)
 
     def _whole_goes_on(self, *, had_head: bool) -> None:
         """More of a body came that is read whole; nobody needs to know yet."""
@@ -344,18 +394,3 @@ class OpenCall:
         if self._body_timer is not None:
             self._body_timer.cancel()
             self._body_timer = None
-
-
-class _Chunks:
-    """Iterates over a body. A plain object: a generator left early would linger until it is collected."""
-
-    __slots__ = ("_call",)
-
-    def __init__(self, call: OpenCall) -> None:
-        self._call = call
-
-    def __aiter__(self) -> "_Chunks":
-        return self
-
-    def __anext__(self) -> Coroutine[None, None, bytes]:
-        return self._call.next()

@@ -5,7 +5,7 @@ implementation maps every fault of its own to one of the errors below; nothing e
 ``asyncio.CancelledError``. One conformance suite (``tests/engines``) runs against each implementation.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -89,14 +89,30 @@ class Answer:
         return next((value for key, value in self.headers if key == name), None)
 
 
+Sink = Callable[[bytes, bytes | None], bool]
+"""Takes a piece of a body, at once; whether it takes more.
+
+The second argument is the piece as it came over the wire, where that was one whole chunk of a chunked body;
+whoever sends the piece on as a chunk may send these bytes.
+"""
+
+
 class AnswerStream(Protocol):
-    """An answer whose body is still coming."""
+    """An answer whose body is still coming. One at a time reads it, by whichever of the ways."""
 
     status: int
     headers: tuple[tuple[str, str], ...]
 
     def chunks(self) -> AsyncIterator[bytes]:
         """The body, as it arrives, each chunk as soon as it is there; raises UpstreamError."""
+
+    async def pump(self, sink: Sink) -> bool:
+        """Give the body to ``sink`` as it arrives, until that takes no more; whether the body has ended.
+
+        ``sink`` may run within the connection's own callback, with no task woken for it. After False the
+        rest is still to be read, and held back meanwhile. Raises UpstreamError, once all that came before
+        the fault was given, and whatever ``sink`` raises.
+        """
 
     async def read(self) -> bytes:
         """The whole rest of the body; raises UpstreamError."""

@@ -1,24 +1,23 @@
 """The inference routes, as plain ASGI: nothing between the client's bytes and the relay.
 
-A route reads the body, and runs the turn in a task of its own beside one that waits for the client to leave.
-Whichever ends first ends the other, so that a client that leaves in any phase closes the open leg at once.
+A route reads the body, and runs the turn until that ends or the client leaves: a client that leaves in any
+phase closes the open leg at once.
 """
 
 import asyncio
 import logging
 import secrets
-from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from router import errors
+from router.http.asgi_client import AsgiClient, straight_of, unless_client_leaves
 from router.http.identity import tenant_of
 from router.telemetry.facts import RequestRefused
-from router.turn import tap
 from router.turn.members import InvalidRequest
-from router.turn.relay import STOPPING, Relay
+from router.turn.relay import Relay
 from router.turn.request import Endpoint, client_id, read_request
 
 _LOG: Final = logging.getLogger("router.http")
@@ -42,52 +41,6 @@ class _ClientLeft(Exception):
     """The client closed its connection while its request was read."""
 
 
-class AsgiClient:
-    """A client behind an ASGI connection. ``request_id`` is echoed on every answer."""
-
-    def __init__(self, send: Send, request_id: str) -> None:
-        self._send = send
-        self.request_id = request_id
-        self.started = False
-        self.ended = False
-
-    async def start(self, status: int, headers: Sequence[tuple[str, str]]) -> None:
-        self.started = True
-        encoded = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers]
-        encoded.append((b"x-request-id", self.request_id.encode("latin-1", "replace")))
-        await self._send({"type": "http.response.start", "status": status, "headers": encoded})
-
-    async def write(self, data: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
-
-    async def end(self) -> None:
-        self.ended = True
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def whole(self, status: int, headers: Sequence[tuple[str, str]], body: bytes) -> None:
-        await self.start(status, [*headers, ("content-length", str(len(body)))])
-        self.ended = True
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
-
-    async def refuse(self, error: Exception) -> None:
-        """Answer with an error of ours."""
-        await self.whole(
-            errors.error_row(error).status, errors.error_headers(error), errors.openai_error(error)
-        )
-
-    async def tell_stop(self) -> None:
-        """The router stops and cannot finish the answer: an error, in the stream if that has begun."""
-        if self.ended:
-            return
-        error = errors.NoCapacity("the router is stopping")
-        if not self.started:
-            await self.refuse(error)
-            return
-        row = errors.error_row(error)
-        await self.write(tap.error_event(error.message, row.type, row.code))
-        await self.end()
-
-
 @dataclass(slots=True)
 class OpenTurns:
     """How many turns are running; zero again when all have ended, however they did."""
@@ -109,7 +62,8 @@ class InferenceRoute:
         turn_id = f"brg-{secrets.token_hex(12)}"
         headers = _headers(scope)
         given = dict(headers)
-        client = AsgiClient(send, client_id(given, turn_id))
+        straight = straight_of(scope)
+        client = AsgiClient(send, client_id(given, turn_id), straight)
         try:
             _check_media(given)
             body = await self._body(receive, given)
@@ -127,7 +81,7 @@ class InferenceRoute:
         turn = self.relay.run(request, tenant_of(headers, self.identity_header), client)
         self.open_turns.count += 1
         try:
-            await _unless_client_leaves(turn, receive, client)
+            await unless_client_leaves(turn, receive, client, straight)
         except asyncio.CancelledError:
             # The server's time for draining is over. Its task ends here, with an answer that looks broken.
             await client.tell_stop()
@@ -185,35 +139,3 @@ def _check_media(headers: dict[str, str]) -> None:
     media = headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if not (media == "application/json" or media.endswith("+json")):
         raise errors.UnsupportedMedia("the request body has to be application/json")
-
-
-async def _left(receive: Receive) -> None:
-    message: Message = {}
-    while message.get("type") != "http.disconnect":
-        message = await receive()
-
-
-async def _unless_client_leaves(
-    turn: Coroutine[Any, Any, None], receive: Receive, client: AsgiClient
-) -> None:
-    """Run ``turn`` to its end, or cancel it and wait for its clean-up as soon as the client has left.
-
-    A turn whose answer is complete is not cut off: the connection of a client that has all it wants may close
-    while the turn still puts things in order.
-    """
-    running = asyncio.create_task(turn)
-    leaving = asyncio.create_task(_left(receive))
-    try:
-        await asyncio.wait((running, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if client.ended:
-            await asyncio.wait((running,))
-    except asyncio.CancelledError:
-        running.cancel(STOPPING)
-        raise
-    finally:
-        leaving.cancel()
-        if not running.done() and not running.cancelling():
-            running.cancel()
-        await asyncio.wait((running, leaving))
-    if not running.cancelled() and (error := running.exception()) is not None:
-        raise error

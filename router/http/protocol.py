@@ -8,8 +8,11 @@
   headers, and they keep all of it.
 * **Trailers are not headers.** The parser reports them alike, so that one could pass for a gateway's own.
 * **Refusals are in OpenAI's shape**, also of what is no HTTP.
+* **There is a short way** from a turn to its connection (``router/http/asgi_client``): parts of a body go to
+  the transport as they come, and a client's leaving is called out.
 """
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import httptools
@@ -17,6 +20,7 @@ from starlette.types import Message, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from router import errors
+from router.http.asgi_client import STRAIGHT
 
 MAX_HEAD_BYTES: Final = 65_536
 """Of a request's line and headers, of its trailers, and of anything else that is not its body."""
@@ -25,8 +29,42 @@ _OF_UPGRADES: Final = frozenset({b"upgrade", b"http2-settings"})
 _UNREADABLE: Final = errors.BadRequest("this is no HTTP/1.1 request")
 
 
+class StraightWay:
+    """The short way to the connection of one request; an ``asgi_client.Straight``."""
+
+    __slots__ = ("_cycle", "_flow", "_protocol", "_write", "is_gone", "when_gone")
+
+    def __init__(self, protocol: "Protocol", cycle: RequestResponseCycle) -> None:
+        self._protocol, self._cycle = protocol, cycle
+        self._flow, self._write = cycle.flow, cycle.transport.write
+        self.is_gone = False
+        self.when_gone: Callable[[], None] | None = None
+
+    def put(self, data: bytes, chunk: bytes | None = None) -> bool:
+        if self.is_gone:
+            return True
+        if not self._cycle.chunked_encoding:
+            self._write(data)
+        else:
+            self._write(chunk or b"%x\r\n%b\r\n" % (len(data), data))
+        return not self._flow.write_paused
+
+    async def drained(self) -> None:
+        await self._flow.drain()
+
+    def watch(self) -> None:
+        self._protocol.serves = self
+        self.is_gone = self._protocol.is_gone
+        self._flow.resume_reading()  # an end of the connection is not seen while nothing is read of it
+
+
 class Protocol(HttpToolsProtocol):
     """One connection of a client."""
+
+    is_gone = False
+    """Whether the client has closed it."""
+    serves: StraightWay | None = None
+    """The request that is told when it does: the one that is answered now, of those that wait in it."""
 
     _declining = False
     """Whether the request that is being read offers an upgrade, and will be read again without."""
@@ -65,9 +103,19 @@ class Protocol(HttpToolsProtocol):
             self._declining = True
             return
         super().on_headers_complete()
+        # The cycle's task is made, and has not begun to run.
+        self.scope["extensions"] = {STRAIGHT: StraightWay(self, self.cycle)}  # type: ignore[dict-item]
         if self.scope["http_version"] == "1.0":
-            # Its task is made, and has not begun to run.
             self.cycle.send = _until_close(self.cycle)  # type: ignore[method-assign, assignment]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_gone = True
+        super().connection_lost(exc)
+        serves, self.serves = self.serves, None
+        if serves is not None:
+            serves.is_gone = True
+            if serves.when_gone is not None:
+                serves.when_gone()
 
     def on_body(self, body: bytes) -> None:
         self._moved_on = True

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-from router.engines.upstream import Answer, Broken, Call, NeverSent, TimedOut, TooLarge
+from router.engines.upstream import Answer, Broken, Call, NeverSent, Sink, TimedOut, TooLarge
 from router.sim.api import handle
 from router.sim.engine import SimEngine
 from router.sim.reply import Reply
@@ -19,24 +19,33 @@ class SimStream:
     def __init__(self, reply: Reply, call: Call) -> None:
         self.status, self.headers = reply.status, reply.headers
         self._reply, self._call = reply, call
+        self._body = reply.body
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        if self._reply.events is None:
-            if self._reply.body:
-                yield self._reply.body
-            return
-        idle_s = self._call.limits.idle_s
-        while True:
-            try:
-                async with asyncio.timeout(idle_s):
-                    chunk = await anext(self._reply.events)
-            except StopAsyncIteration:
-                return
-            except TimeoutError:
-                raise TimedOut("idle", idle_s or 0.0) from None
-            except ConnectionCut:
-                raise Broken("the engine broke the connection") from None
+        while (chunk := await self._next()) is not None:
             yield chunk
+
+    async def pump(self, sink: Sink) -> bool:
+        while (chunk := await self._next()) is not None:
+            if not sink(chunk, None):
+                return False
+        return True
+
+    async def _next(self) -> bytes | None:
+        """The next piece of the body; None at its end."""
+        if self._reply.events is None:
+            body, self._body = self._body, b""
+            return body or None
+        idle_s = self._call.limits.idle_s
+        try:
+            async with asyncio.timeout(idle_s):
+                return await anext(self._reply.events)
+        except StopAsyncIteration:
+            return None
+        except TimeoutError:
+            raise TimedOut("idle", idle_s or 0.0) from None
+        except ConnectionCut:
+            raise Broken("the engine broke the connection") from None
 
     async def read(self) -> bytes:
         return b"".join([chunk async for chunk in self.chunks()])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,6 +19,7 @@ from router.telemetry.facts import EndedBy, LegFailed, LegFault
 from router.turn import reading, sse, tap
 from router.turn.context import Client, Context
 from router.turn.fault import Faulty, fault_of
+from router.turn.forwarding import Forwarding
 from router.turn.learn import learn_first_byte, learn_stay
 from router.turn.legs import client_headers, decode_body, engine_headers, stay_body, unsplit_body
 from router.turn.plan import Kind, Plan
@@ -199,8 +200,7 @@ class DecodeLeg:
         # Engines send headers before they compute anything. The client gets them with the first byte, so that
         # until then the turn can go elsewhere.
         waited_from_s = self.context.now()
-        chunks = answer.chunks()
-        chunk = await self._first(chunks, waited_from_s - sent_at_s)
+        chunk = await self._first(answer, waited_from_s - sent_at_s)
         if chunk is None:
             raise self._nonsense(leg, "a stream without a single byte")
         end_watch()
@@ -213,7 +213,7 @@ class DecodeLeg:
             seconds=now_s - sent_at_s, legs=self.record.decode_legs, now_s=now_s,
         )  # fmt: skip
         try:
-            await self._forward(chunks, chunk, wire, sent_at_s, waited_from_s)
+            await self._forward(answer, chunk, wire, sent_at_s, waited_from_s)
         except (UpstreamError, sse.EventTooLarge) as error:
             # After [DONE] the client has the whole answer, and only the connection ended badly.
             if not wire.done:
@@ -232,35 +232,35 @@ class DecodeLeg:
         await self.client.end()
 
     async def _forward(
-        self,
-        chunks: AsyncIterator[bytes],
-        chunk: bytes | None,
-        wire: tap.Tap,
-        sent_at_s: float,
-        waited_from_s: float,
+        self, answer: AnswerStream, first: bytes, wire: tap.Tap, sent_at_s: float, waited_from_s: float
     ) -> None:
         """Forward a stream's events as they come. Raises UpstreamError and EventTooLarge."""
-        remembered = False
-        while chunk is not None:
-            read_at_s = self.context.now()
-            out = wire.feed(chunk)
-            if wire.done and not remembered:
-                remembered = True
-                await self._remember(Ended(wire.answer(), sent_at_s, waited_from_s))
-            if out:
-                self.record.first_byte()
-                await self.client.write(out)
-            waited_from_s = read_at_s
-            chunk = await anext(chunks, None)
+        forwarding = Forwarding(self.client, wire, self.record, self.context.now, waited_from_s)
+        goes_on = forwarding.take(first, None)
+        while True:
+            if forwarding.is_held:
+                await self._remember(Ended(wire.answer(), sent_at_s, forwarding.waited_from_s))
+                goes_on = forwarding.let_go()
+            if not goes_on:
+                await self.client.flush()
+            if await answer.pump(forwarding.take):
+                return
+            goes_on = False
 
-    async def _first(self, chunks: AsyncIterator[bytes], since_s: float) -> bytes | None:
+    async def _first(self, answer: AnswerStream, since_s: float) -> bytes | None:
         """The first piece of a stream: engines send headers at once, and the rest from the first token on."""
-        limit_s = self.context.settings.first_token_s
+        limit_s, came = self.context.settings.first_token_s, []
+
+        def take_one(piece: bytes, _: bytes | None) -> bool:
+            came.append(piece)
+            return False
+
         try:
             async with asyncio.timeout(None if limit_s is None else max(limit_s - since_s, 0.0)):
-                return await anext(chunks, None)
+                await answer.pump(take_one)
         except TimeoutError:
             raise TimedOut("first token", limit_s or 0.0) from None
+        return came[0] if came else None
 
     def _ends_without_done(self, end: tap.TapEnd) -> bool:
         """Whether such a stream is complete without ``[DONE]``, which only chat and completions promise."""
@@ -281,9 +281,9 @@ class DecodeLeg:
                 with_handle=False, action="error_event", fault=fault,
             )
         )  # fmt: skip
-        await self.client.write(
-            tap.error_event(f"the engine broke off its answer: {why}", "server_error", "engine_broke_off")
-        )
+        told = tap.error_event(f"the engine broke off its answer: {why}", "server_error", "engine_broke_off")
+        if not self.client.put(told):
+            await self.client.flush()
         await self.client.end()
 
     def _note(self, answer: reading.Answer) -> None:

@@ -83,12 +83,20 @@ class Client(Protocol):
 
     started: bool
     """Whether a status was sent."""
+    left: bool
+    """Whether it has closed its connection; otherwise it is the router that ends the turn's task."""
 
     async def start(self, status: int, headers: Sequence[tuple[str, str]]) -> None:
         """Send the status and headers of an answer whose body is still to come."""
 
-    async def write(self, data: bytes) -> None:
-        """Send a part of the body; waits while the client does not read."""
+    def put(self, data: bytes, chunk: bytes | None = None) -> bool:
+        """Send a part of the body at once; after False ``flush`` is due before the next.
+
+        ``chunk`` is the same in the chunked coding, for a client that gets the body so.
+        """
+
+    async def flush(self) -> None:
+        """Until the client has read on, if it had fallen behind."""
 
     async def end(self) -> None:
         """The body is complete."""

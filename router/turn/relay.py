@@ -34,7 +34,7 @@ from router.turn.telling import answered, told
 from router.turn.weigh import choose
 
 STOPPING = "the router stops"
-"""The message that a turn's task is cancelled with where it is not the client that has left."""
+"""How a turn ended whose task was cancelled although its client was still there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +55,13 @@ class Relay:
         try:
             await _Turn(self.context, request, tenant, client, record).run()
             record.phase = Phase.DONE
-        except asyncio.CancelledError as cancelled:
-            if cancelled.args == (STOPPING,):
+        except asyncio.CancelledError:
+            if client.left:
+                record.ended(EndedBy.CLIENT, f"left in phase {record.phase}")
+            else:
                 record.ended(EndedBy.ROUTER, f"{STOPPING}, in phase {record.phase}")
                 if not client.started:
                     record.status = errors.ERROR_ROWS[errors.NoCapacity].status  # as the route tells it
-            else:
-                record.ended(EndedBy.CLIENT, f"left in phase {record.phase}")
             raise
         except Refused as refused:
             record.ended(EndedBy.ENGINE, str(refused))

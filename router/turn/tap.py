@@ -17,6 +17,9 @@ escape, and every escape of an ASCII letter begins with `\\u00`. Only what may h
 only the bytes of the private members are edited. What comes out depends on the stream alone, not on how it
 was split into chunks: an event goes on when it is complete, so that half an event is never glued to what the
 router says after it.
+
+Most events differ from the one before in nothing but a text without quotes or escapes. Such a text cannot
+change what the rest of its event is, so that an event which is alike needs no other test.
 """
 
 import json
@@ -37,6 +40,11 @@ _COMPACT_IDS = re.compile(rb'(token_ids":)\[[0-9,]*+\]')
 _TOKEN_IDS = frozenset({"token_ids", "prompt_token_ids"})
 _ESCAPED_ASCII = b"\\u00"
 _DONE = b"[DONE]"
+_TEXT_BEGINS = b'"content":"'
+_TEXT = re.compile(rb'[^"\\\x00-\x1f]*+')
+"""A text that needs no escape: it ends neither itself, nor its string, nor its event."""
+_MAX_LESSONS = 8
+"""Streams whose events are never alike are not to be learned from for ever."""
 
 # What every chunk of an OpenAI stream carries, whatever it is for.
 _ENVELOPE = frozenset({"id", "object", "created", "model", "system_fingerprint", "service_tier"})
@@ -87,20 +95,29 @@ class Tap:
     Holds at most one incomplete event, besides the token ids that it collects.
     """
 
-    __slots__ = ("_done", "_framer", "_max_event_bytes", "_reading", "_settings", "_withheld")
+    __slots__ = (
+        "_before_text",
+        "_behind_text",
+        "_framer",
+        "_lessons",
+        "_max_event_bytes",
+        "_reading",
+        "_settings",
+        "_withheld",
+        "done",
+    )
 
     def __init__(self, settings: TapSettings) -> None:
         self._settings = settings
         self._max_event_bytes = settings.max_event_bytes
         self._framer = Framer(max_event_bytes=settings.max_event_bytes)
         self._reading = Reading(lift_token_ids=settings.lift_token_ids)
-        self._done = False
-        self._withheld = False
-
-    @property
-    def done(self) -> bool:
+        self.done = False
         """Whether the engine has said that the stream is over (`[DONE]`)."""
-        return self._done
+        self._withheld = False
+        self._lessons = 0
+        self._before_text: bytes | None = None
+        self._behind_text = b""
 
     @property
     def saw_content(self) -> bool:
@@ -112,13 +129,16 @@ class Tap:
 
         Raises `EventTooLarge`; the stream is then to be treated as broken off.
         """
-        if (
-            self._framer.at_rest
-            and ends_event(chunk)
-            and len(chunk) <= self._max_event_bytes
-            and self._is_plain(chunk)
-        ):
-            return chunk
+        if self._framer.at_rest and len(chunk) <= self._max_event_bytes:
+            begin = self._before_text
+            if begin is not None and chunk.startswith(begin) and chunk.endswith(self._behind_text):
+                text_end = len(chunk) - len(self._behind_text)
+                if _TEXT.fullmatch(chunk, len(begin), text_end) is not None:
+                    return chunk
+            if ends_event(chunk) and self._is_plain(chunk):
+                if self._lessons < _MAX_LESSONS:
+                    self._learn(chunk)
+                return chunk
         return b"".join([self._forward(event) for event in self._framer.feed(chunk)])
 
     def answer(self) -> Answer:
@@ -127,7 +147,7 @@ class Tap:
 
     def finish(self) -> TapEnd:
         """What was read, once the engine has closed the stream or it broke off."""
-        return TapEnd(answer=self._reading.answer(), done=self._done, dropped_bytes=len(self._framer.tail))
+        return TapEnd(answer=self._reading.answer(), done=self.done, dropped_bytes=len(self._framer.tail))
 
     def _is_plain(self, events: bytes) -> bool:
         """Whether these bytes (of whole events) surely hold nothing to read or to take out.
@@ -147,6 +167,14 @@ class Tap:
             and (events.find(b'"usage"') < 0 or events.count(b'"usage"') == events.count(b'"usage":null'))
         )
 
+    def _learn(self, events: bytes) -> None:
+        """Take events that are plain for the pattern of those to come."""
+        self._lessons += 1
+        start = events.find(_TEXT_BEGINS) + len(_TEXT_BEGINS)
+        text = _TEXT.match(events, start) if start >= len(_TEXT_BEGINS) else None
+        if text is not None and events.startswith(b'"', text.end()):
+            self._before_text, self._behind_text = events[:start], events[text.end() :]
+
     def _forward(self, event: Event) -> bytes:
         if event.is_remainder:
             return b"" if self._withheld else event.raw
@@ -162,7 +190,7 @@ class Tap:
         if not data or data.isspace():
             return raw
         if data.startswith(_DONE):
-            self._done = True
+            self.done = True
             return raw
         seen = self._reading.read(data)
         if not _may_need_edits(data, self._settings):

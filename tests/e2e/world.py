@@ -41,6 +41,7 @@ class RecordingClient:
 
     reads_every_s: float = 0.0
     started: bool = False
+    left: bool = False
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     body: bytearray = field(default_factory=bytearray)
@@ -48,17 +49,19 @@ class RecordingClient:
     async def start(self, status: int, headers: Sequence[tuple[str, str]]) -> None:
         self.started, self.status, self.headers = True, status, dict(headers)
 
-    async def write(self, data: bytes) -> None:
+    def put(self, data: bytes, chunk: bytes | None = None) -> bool:
         self.body += data
-        if self.reads_every_s:
-            await asyncio.sleep(self.reads_every_s)
+        return not self.reads_every_s
+
+    async def flush(self) -> None:
+        await asyncio.sleep(self.reads_every_s)
 
     async def end(self) -> None:
         """Nothing more comes; what came tells whether it is complete."""
 
     async def whole(self, status: int, headers: Sequence[tuple[str, str]], body: bytes) -> None:
         await self.start(status, headers)
-        await self.write(body)
+        self.put(body)
 
 
 class World(Stage):
@@ -121,7 +124,8 @@ class World(Stage):
         running = asyncio.ensure_future(self.relay.run(request, tenant, client))
         if ask.leave_after_s is not None:
             await asyncio.wait({running}, timeout=ask.leave_after_s)
-            left = running.cancel()
+            left = client.left = not running.done()
+            running.cancel()
         try:
             await running
         except asyncio.CancelledError:

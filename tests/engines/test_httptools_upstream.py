@@ -9,6 +9,7 @@ from tests.engines.clients import making
 from tests.engines.conformance import FaultsConformance, MakeUpstream
 from tests.engines.conformance_answers import AnswersConformance
 from tests.engines.conformance_connections import ConnectionsConformance
+from tests.engines.conformance_pump import PumpConformance
 
 
 @pytest.fixture
@@ -26,4 +27,8 @@ class TestAnswers(AnswersConformance):
 
 
 class TestConnections(ConnectionsConformance):
+    pass
+
+
+class TestPump(PumpConformance):
     pass

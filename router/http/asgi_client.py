@@ -1,0 +1,166 @@
+"""The client's side of a turn, behind an ASGI connection; and what becomes of a turn whose client leaves.
+
+Where the server is our own (``router/http/protocol``) a connection offers a ``Straight``: parts of a body go
+to its transport without a message and an await each, and it calls when the client has left, so that no task
+has to wait for that. Behind any other ASGI server both go the usual way.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, Protocol
+
+from starlette.types import Message, Receive, Scope, Send
+
+from router import errors
+from router.turn import tap
+
+STRAIGHT: Final = "boomerang.straight"
+"""The ASGI extension that holds a ``Straight``."""
+
+
+class Straight(Protocol):
+    """A short way to one request's connection."""
+
+    is_gone: bool
+    """Whether the client has closed it."""
+    when_gone: Callable[[], None] | None
+    """Called once when it does."""
+
+    def put(self, data: bytes, chunk: bytes | None = None) -> bool:
+        """Write a part of a body that has begun, in the framing that it has; False where it piles up.
+
+        ``chunk`` is the same as one chunk of a chunked body.
+        """
+
+    async def drained(self) -> None:
+        """Until the client has read enough of what piled up, or is gone."""
+
+    def watch(self) -> None:
+        """Look out for the client's leaving, also while nothing is read of it."""
+
+
+def straight_of(scope: Scope) -> Straight | None:
+    """The connection's short way, where it has one."""
+    found: Straight | None = scope.get("extensions", {}).get(STRAIGHT)
+    return found
+
+
+class AsgiClient:
+    """A client behind an ASGI connection. ``request_id`` is echoed on every answer."""
+
+    def __init__(self, send: Send, request_id: str, straight: Straight | None = None) -> None:
+        self._send = send
+        self.request_id = request_id
+        self._straight = straight
+        self.put = self._keep if straight is None else straight.put
+        self._unsent: list[bytes] = []
+        self.started = False
+        self.ended = False
+        self.left = False
+
+    async def start(self, status: int, headers: Sequence[tuple[str, str]]) -> None:
+        self.started = True
+        encoded = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers]
+        encoded.append((b"x-request-id", self.request_id.encode("latin-1", "replace")))
+        await self._send({"type": "http.response.start", "status": status, "headers": encoded})
+
+    def _keep(self, data: bytes, chunk: bytes | None = None) -> bool:
+        self._unsent.append(data)
+        return False
+
+    async def flush(self) -> None:
+        if self._straight is not None:
+            await self._straight.drained()
+        elif self._unsent:
+            data = b"".join(self._unsent)
+            self._unsent.clear()
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self) -> None:
+        self.ended = True
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def whole(self, status: int, headers: Sequence[tuple[str, str]], body: bytes) -> None:
+        await self.start(status, [*headers, ("content-length", str(len(body)))])
+        self.ended = True
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def refuse(self, error: Exception) -> None:
+        """Answer with an error of ours."""
+        await self.whole(
+            errors.error_row(error).status, errors.error_headers(error), errors.openai_error(error)
+        )
+
+    async def tell_stop(self) -> None:
+        """The router stops and cannot finish the answer: an error, in the stream if that has begun."""
+        if self.ended:
+            return
+        error = errors.NoCapacity("the router is stopping")
+        if not self.started:
+            await self.refuse(error)
+            return
+        row = errors.error_row(error)
+        if not self.put(tap.error_event(error.message, row.type, row.code)):
+            await self.flush()
+        await self.end()
+
+
+async def unless_client_leaves(
+    turn: Coroutine[Any, Any, None], receive: Receive, client: AsgiClient, straight: Straight | None
+) -> None:
+    """Run ``turn`` to its end, or cancel it and wait for its clean-up as soon as the client has left.
+
+    A turn whose answer is complete is not cut off: the connection of a client that has all it wants may close
+    while the turn still puts things in order.
+    """
+    if straight is None:
+        await _beside_a_watch(turn, receive, client)
+    else:
+        await _until_called(turn, straight, client)
+
+
+async def _until_called(turn: Coroutine[Any, Any, None], straight: Straight, client: AsgiClient) -> None:
+    task = asyncio.current_task()
+
+    def leave() -> None:
+        if task is not None and not client.ended:
+            client.left = True
+            task.cancel()
+
+    straight.when_gone = leave
+    straight.watch()
+    if straight.is_gone:
+        leave()
+    try:
+        await turn
+    except asyncio.CancelledError:
+        if not client.left or task is None or task.uncancel():
+            raise  # the server's own, perhaps besides
+    finally:
+        straight.when_gone = None
+
+
+async def _left(receive: Receive) -> None:
+    message: Message = {}
+    while message.get("type") != "http.disconnect":
+        message = await receive()
+
+
+async def _beside_a_watch(turn: Coroutine[Any, Any, None], receive: Receive, client: AsgiClient) -> None:
+    running = asyncio.create_task(turn)
+    leaving = asyncio.create_task(_left(receive))
+    try:
+        await asyncio.wait((running, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if client.ended:
+            await asyncio.wait((running,))
+    except asyncio.CancelledError:
+        running.cancel()
+        raise
+    finally:
+        leaving.cancel()
+        if not running.done() and not running.cancelling():
+            client.left = True
+            running.cancel()
+        await asyncio.wait((running, leaving))
+    if not running.cancelled() and (error := running.exception()) is not None:
+        raise error
