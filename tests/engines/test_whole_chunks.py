@@ -73,12 +73,9 @@ def test_a_chunk_may_begin_only_where_the_last_one_has_ended(
 
 def test_not_before_the_body_nor_behind_its_end() -> None:
     parser = AnswerParser()
-    parser.feed(HEAD)
-    assert not parser.is_between_chunks
-    parser.feed(CHUNK)
-    assert parser.is_between_chunks
-    parser.feed(b"0\r\n")
-    assert not parser.is_between_chunks
-    parser.feed(b"\r\n")
+    told = []
+    for part in (HEAD, CHUNK, b"0\r\n", b"\r\n"):
+        parser.feed(part)
+        told.append(parser.is_between_chunks)
     assert parser.is_complete
-    assert not parser.is_between_chunks
+    assert told == [False, True, False, False]

@@ -1,7 +1,5 @@
 """What goes on within a callback, and what the turn's own task has to be woken for."""
 
-from collections.abc import Iterator
-
 from router.turn.forwarding import Forwarding
 from router.turn.record import Record
 from router.turn.request import Endpoint, read_request
@@ -21,11 +19,22 @@ class Framed(RecordingClient):
 
 
 def forwarding(client: RecordingClient) -> tuple[Forwarding, Record]:
-    ticks: Iterator[int] = iter(range(100))
-    now = lambda: float(next(ticks))  # noqa: E731
+    ticks = iter(range(100))
+
+    def now() -> float:
+        return float(next(ticks))
+
     request = read_request(Endpoint.CHAT, "/v1/chat/completions", (), b"{}", turn_id="t")
     record = Record(request, now, now())
     return Forwarding(client, Tap(TapSettings()), record, now, waited_from_s=now()), record
+
+
+def has_begun(record: Record) -> bool:
+    return record.first_byte_s is not None
+
+
+def is_held(sink: Forwarding) -> bool:
+    return sink.is_held
 
 
 def test_a_piece_that_passes_unchanged_goes_on_in_its_own_framing() -> None:
@@ -50,9 +59,9 @@ def test_half_an_event_is_no_first_byte() -> None:
     client = RecordingClient()
     sink, record = forwarding(client)
     assert sink.take(FIRST[:9], None)
-    assert record.first_byte_s is None
+    assert not has_begun(record)
     assert sink.take(FIRST[9:], None)
-    assert record.first_byte_s is not None
+    assert has_begun(record)
     assert bytes(client.body) == FIRST
 
 
@@ -61,10 +70,10 @@ def test_the_end_is_kept_back_until_the_turn_is_stored() -> None:
     sink, _ = forwarding(client)
     assert sink.take(FIRST, None)
     assert not sink.take(DONE, b"framed")
-    assert sink.is_held
+    assert is_held(sink)
     assert bytes(client.body) == FIRST
     assert sink.let_go()
-    assert not sink.is_held
+    assert not is_held(sink)
     assert bytes(client.body) == FIRST + DONE
     assert sink.take(b": bye\n\n", None), "what follows is held no more"
 
@@ -73,7 +82,7 @@ def test_a_client_that_falls_behind_is_waited_for() -> None:
     client = RecordingClient(reads_every_s=1.0)
     sink, _ = forwarding(client)
     assert not sink.take(FIRST, None)
-    assert not sink.is_held
+    assert not is_held(sink)
     assert bytes(client.body) == FIRST, "it has it all the same"
 
 
