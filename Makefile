@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format test-engine test-helm bench-engine engine-matrix screenshots property lock clean
+.PHONY: help setup demo test lint format docs reference test-engine test-helm bench-engine engine-matrix screenshots property lock clean
 
 # Python cannot find itself, and so makes no virtual environment, where there is no PATH at all.
 ifndef PATH
@@ -54,6 +54,13 @@ engine-matrix: setup ## A short form of those tests on several vLLM versions; wr
 screenshots: setup ## Take the pictures of docs/page.md anew (needs a Chromium)
 	$(BIN)/python -m tests.page.screenshots $(ARGS)
 
+docs: setup ## Build the documentation site in build/site
+	$(BIN)/python -m scripts.site
+	$(BIN)/zensical build --clean --strict
+
+reference: setup ## Write docs/reference anew from the code
+	$(BIN)/python -m scripts.reference
+
 property: setup ## The property test at full length
 	BOOMERANG_TURNS=20000 $(BIN)/python -m pytest -k property $(ARGS)
 
@@ -62,4 +69,4 @@ lock: ## Pin all dependencies anew (ARGS="--upgrade" takes newer ones)
 
 clean: ## Remove what was made here
 	rm -rf .venv .venv-lock .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
-	find router tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
+	find router tests bench scripts -name __pycache__ -type d -prune -exec rm -rf {} +

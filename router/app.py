@@ -192,19 +192,22 @@ class Router:
             self.admin_listener = listen(self.settings.admin_host, self.settings.admin_port or 0)
         return self.admin_listener
 
+    def admin_routes(self, page: PageRoutes) -> list[Route]:
+        """The routes of the admin listener."""
+        context, settings = self.context, self.settings
+        routes = NodeRoutes(context.fleet, context.doubts, context.now).routes()
+        if context.pins is not None:
+            routes += ConversationRoutes(context.pins, context.now).routes()
+        routes += ExplainRoute(context, settings.identity_header, settings.max_body_bytes).routes()
+        return [*routes, *page.routes()]
+
     async def administer(self) -> None:
         """Serve the admin API until cancelled."""
         listener = self.listen_for_admin()
         LOG.info("admin API on %s", origin_of(listener))
-        context = self.context
-        routes = NodeRoutes(context.fleet, context.doubts, context.now).routes()
-        if context.pins is not None:
-            routes += ConversationRoutes(context.pins, context.now).routes()
-        settings = self.settings
-        routes += ExplainRoute(context, settings.identity_header, settings.max_body_bytes).routes()
         page = PageRoutes(self.view())
-        routes += page.routes()
-        await serve_on(listener, admin_application(routes, settings.admin_secret, OPEN), page.close)
+        routes = self.admin_routes(page)
+        await serve_on(listener, admin_application(routes, self.settings.admin_secret, OPEN), page.close)
 
     def view(self) -> View:
         """What the live page shows of this router."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import socket
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Self, cast
@@ -192,29 +192,39 @@ async def serve(config: EngineConfig, host: str, port: int) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``boomerang sim``."""
-    parser.add_argument("--role", choices=("prefill", "decode", "both"), default="both")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, required=True, help="0 for any free one")
-    parser.add_argument("--profile", choices=sorted(PROFILES), default="qwen3-32b")
-    parser.add_argument("--time-scale", type=float, default=1.0, help="how many times as slow as the profile")
+    usual = EngineConfig()
+
+    def value(name: str, kind: Callable[[str], Any], default: object, text: str) -> None:
+        parser.add_argument(name, type=kind, default=default, help=f"{text} (default: {default})")
+
+    def choice(name: str, choices: Sequence[str], default: str, text: str, dest: str | None = None) -> None:
+        text = f"{text} (default: {default})"
+        parser.add_argument(name, choices=choices, default=default, help=text, dest=dest)
+
+    def switch(name: str, text: str) -> None:
+        parser.add_argument(name, action="store_true", help=text)
+
+    choice("--role", ("prefill", "decode", "both"), "both", "what the node is for")
+    value("--host", str, "127.0.0.1", "address to listen on")
+    parser.add_argument("--port", type=int, required=True, help="port to listen on; 0 for any free one")
+    choice("--profile", sorted(PROFILES), "qwen3-32b", "how long computing and reading take")
+    value("--time-scale", float, 1.0, "how many times as slow as the profile")
     parser.add_argument(
         "--output-ms", type=float, help="milliseconds of each further output token, instead of the profile's"
     )
-    parser.add_argument("--version", dest="engine_version", choices=("0.32.0", "0.33.0"), default="0.33.0")
-    parser.add_argument("--model", default=EngineConfig().model, help="the served model's name")
-    parser.add_argument("--plugin", action="store_true", help="with the engine-mode plugin")
-    parser.add_argument("--block-size", type=int, default=EngineConfig().block_size)
-    parser.add_argument("--num-blocks", type=int, default=EngineConfig().num_blocks)
-    parser.add_argument("--ttl", type=float, default=EngineConfig().ttl_s, help="seconds a handle lives")
-    parser.add_argument("--render", choices=("open", "403"), default="403")
-    parser.add_argument("--reasoning", action="store_true", help="the model thinks before it answers")
-    parser.add_argument("--keep-reasoning", action="store_true", help="the template strips no reasoning")
-    parser.add_argument(
-        "--retokenise", type=float, default=0.0, help="share of tokens that re-encode differently"
-    )
-    parser.add_argument("--tool-rate", type=float, default=0.5, help="share of questions that call a tool")
-    parser.add_argument("--no-bidirectional", action="store_true", help="without bidirectional KV transfer")
-    parser.add_argument("--no-prefix-cache", action="store_true")
+    choice("--version", ("0.32.0", "0.33.0"), "0.33.0", "the vLLM that it speaks like", dest="engine_version")
+    value("--model", str, usual.model, "the served model's name")
+    switch("--plugin", "with the engine-mode plugin")
+    value("--block-size", int, usual.block_size, "tokens in a KV block")
+    value("--num-blocks", int, usual.num_blocks, "KV blocks that it has")
+    value("--ttl", float, usual.ttl_s, "seconds a handle lives")
+    choice("--render", ("open", "403"), "403", "whether the render route answers")
+    switch("--reasoning", "the model thinks before it answers")
+    switch("--keep-reasoning", "the template strips no reasoning")
+    value("--retokenise", float, 0.0, "share of tokens that re-encode differently")
+    value("--tool-rate", float, 0.5, "share of questions that call a tool")
+    switch("--no-bidirectional", "without bidirectional KV transfer")
+    switch("--no-prefix-cache", "without a prefix cache of its own")
 
 
 def configured(arguments: argparse.Namespace) -> EngineConfig:
