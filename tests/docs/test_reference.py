@@ -15,8 +15,8 @@ from scripts.reference.pages import FOLDER, pages
 from tests.docs.pages import ROOT
 
 HEADER = re.compile(r"(?:x-(?!accel)[a-z]+(?:-[a-z]+)*|server-timing|retry-after|traceparent|tracestate)")
-NOT_HEADERS = {"x-anthropic-billing-header"}
-"""A line within a prompt."""
+NOT_OF_REQUESTS = {"x-anthropic-billing-header", "x-content-type-options", "x-frame-options"}
+"""A line within a prompt, and what tells browsers how to treat the live page."""
 FRONT = ("app.py", "errors.py", "http", "turn", "telemetry", "serve.py")
 """Parts of the router that read or write clients' headers."""
 
@@ -40,7 +40,7 @@ def test_every_setting_command_and_error_is_there() -> None:
 
 def test_every_header_is_there() -> None:
     page = pages()["headers.md"]
-    found = set(_headers()) - NOT_HEADERS
+    found = set(_headers()) - NOT_OF_REQUESTS
     assert "x-boomerang-plan" in found, "headers are looked for where there are none"
     assert sorted(name for name in found if f"`{name}`" not in page) == []
 
