@@ -1,4 +1,4 @@
-"""A router over simulated engines, and all that its metrics tell of: each thing twice, some seconds apart."""
+"""A router over simulated engines, and all that its metrics tell of: most of it several times."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ import httpx
 from router.demo.processes import BOOMERANG, free_port, process, wait_ready
 from tests.ledger.servers import Server
 
-ROUNDS: Final = 2
+ROUNDS: Final = 3
 ROUND_EVERY_S: Final = 3.0
 """Longer than between two scrapes, so that each round is seen as an increase over the one before."""
 

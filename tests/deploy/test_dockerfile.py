@@ -88,16 +88,16 @@ def _copy(source: Path, to: Path, *, into: bool) -> None:
         shutil.copy(source, to / source.name if into else to)
 
 
-@pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The router's image, its build stage run step by step."""
-    built = Built(tmp_path_factory.mktemp("image"), ROOT, ROOT / "Dockerfile")
-    for step in built.stages[0]:
-        built.do(step)
-    return built
+def test_the_build_makes_a_router_that_serves_without_writing_a_file(tmp_path: Path) -> None:
+    # One test, as parallel ones would build the image several times.
+    image = Built(tmp_path, ROOT, ROOT / "Dockerfile")
+    for step in image.stages[0]:
+        image.do(step)
+    _it_has_all_its_files_and_no_pip(image)
+    _it_serves_without_writing_a_file_and_its_health_check_tells(image, tmp_path)
 
 
-def test_the_build_makes_a_router_with_all_its_files_and_without_pip(image: Built) -> None:
+def _it_has_all_its_files_and_no_pip(image: Built) -> None:
     boomerang = image.folder / "opt/boomerang/bin/boomerang"
     told = subprocess.run([boomerang, "version"], capture_output=True, text=True, timeout=60, check=True)
     assert told.stdout.startswith(f"boomerang {__version__} ")
@@ -115,7 +115,7 @@ def test_the_build_makes_a_router_with_all_its_files_and_without_pip(image: Buil
     assert not {"pip", "hatchling", "pytest", "playwright"} & installed
 
 
-def test_it_serves_without_writing_a_file_and_its_health_check_tells(image: Built, tmp_path: Path) -> None:
+def _it_serves_without_writing_a_file_and_its_health_check_tells(image: Built, tmp_path: Path) -> None:
     final = image.stages[-1]
     (health,) = (step for step in final if step.instruction == "HEALTHCHECK")
     (command,) = (step.words() for step in final if step.instruction == "CMD")
