@@ -30,9 +30,17 @@ class Pool:
 
 @contextlib.asynccontextmanager
 async def pool(
-    stores: Sequence[str], *, decodes: int = 2, options: Sequence[str] = (), administered: bool = False
+    stores: Sequence[str],
+    *,
+    decodes: int = 2,
+    options: Sequence[str] = (),
+    own_options: Sequence[Sequence[str]] = (),
+    administered: bool = False,
 ) -> AsyncIterator[Pool]:
-    """One prefill node, ``decodes`` decode nodes, and a router for each of ``stores``; stopped at the end."""
+    """One prefill node, ``decodes`` decode nodes, and a router for each of ``stores``; stopped at the end.
+
+    ``options`` are those of all routers, ``own_options`` those of each besides.
+    """
     with tempfile.TemporaryDirectory(prefix="boomerang-bench-") as folder, contextlib.ExitStack() as running:
         waiting: list[tuple[str, subprocess.Popen[bytes], Path, str]] = []
 
@@ -52,6 +60,7 @@ async def pool(
                 f"router-{at}",
                 [
                     *("serve", *nodes, "--store", store, "--log-level", "warning", *options),
+                    *(own_options[at] if own_options else ()),
                     *(("--admin-port", str(ports[at])) if administered else ()),
                 ],
                 "/ready",

@@ -1,7 +1,8 @@
 """One call of a shared store: within its time, behind a breaker for each server, and never repeated.
 
-A turn waits no longer than ``turn_s`` for an answer, and not at all for a server that failed several times in
-a row: ``probe`` asks that one in the background until it answers. An answer that comes too late for its turn
+A turn waits no longer than ``turn_s`` for an answer, half as long for a server that did not give the last one,
+so that a turn which asks twice pays less than twice, and not at all for one that failed several times in a row:
+``probe`` asks that one in the background until it answers. An answer that comes too late for its turn
 is not lost: whoever made the call may say what becomes of it.
 """
 
@@ -167,11 +168,12 @@ class Calls:
                 self._on_call(operation, time.monotonic() - began_s)
 
     async def _waited(self, server: _Server, call: Callable[[], Awaitable[Any]], late: Late | None) -> Any:
+        turn_s = self._turn_s / 2 if server.breaker.failures else self._turn_s
         task = asyncio.ensure_future(self._limited(call))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         try:
-            await asyncio.wait({task}, timeout=self._turn_s)
+            await asyncio.wait({task}, timeout=turn_s)
             for _ in range(LATE_TURNS_OF_THE_LOOP):
                 if not task.done():
                     await asyncio.sleep(0)
@@ -180,7 +182,7 @@ class Calls:
             raise
         if not task.done():
             self._leave(task, late)
-            reason = f"no answer within {self._turn_s:g} s"
+            reason = f"no answer within {turn_s:g} s"
             self._failed(server, reason)
             raise LedgerUnavailable(reason)
         try:

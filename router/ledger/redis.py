@@ -46,6 +46,8 @@ MAX_SHARED_DEPTHS: Final = 8
 """Boundaries before the own opening that are looked for and recorded; more than any real prompt has."""
 MAX_HANDLE_BYTES: Final = 262_144
 """Larger ones (more than some 60,000 blocks) are not kept: their turn comes back cold."""
+RECOUNTED: Final = 8
+"""Slots that one sweep looks at: all of them within eight sweeps."""
 MAX_TTL_S: Final = 604_800.0
 
 _RELATIONS: Final = (Relation.EXTENSION, Relation.REGENERATED, Relation.FORK)
@@ -164,11 +166,16 @@ class RedisLedger(RedisPins, RedisBoard):
                 self.on_left(handle, why)
 
     async def sweep(self) -> None:
-        """Ask one server, and those that failed. What has expired is the server's to drop."""
-        self._probed = (self._probed + 1) % SLOT_TAGS
+        """Ask one server, and those that failed; then see to it that the sums of some slots are right.
+
+        What has expired is the server's to drop.
+        """
+        self._probed = (self._probed + RECOUNTED) % SLOT_TAGS
         store_s, waited_s = await self._calls.probe((self._slot(self._probed) + b"H",))
         if self._agree is not None:
             self._agree(store_s, waited_s)
+        for tag in range(self._probed, self._probed + RECOUNTED):
+            await self._recount(self._slot(tag % SLOT_TAGS))
 
     async def stats(self) -> LedgerStats:
         """Sizes of the whole store; what was dropped is counted by the process that saw it."""

@@ -30,6 +30,7 @@ MAX_OWNED: Final = 1_000
 _SPARE_LINES: Final = 16
 """More than a page needs: branches that were used at the very same time stand side by side."""
 _TAKE: Final = Script.named("take")
+_RECOUNT: Final = Script.named("recount")
 
 
 class RedisPins(Slots):
@@ -197,6 +198,13 @@ class RedisPins(Slots):
         )
         self._expired_handles += expired
         return bool(known), read_handle(raw)
+
+    async def _recount(self, slot: bytes) -> None:
+        """Drop what is over in a slot, and count it anew where its sums do not add up."""
+        expired, _ = await self._calls.run(
+            _RECOUNT, (slot + b"P",), (slot, repr(self._now()), self._trace_ttl_ms)
+        )
+        self._expired_handles += expired
 
     async def _own(self, turn: Put, branch: str) -> None:
         """Remember whose a branch is: the newest ``MAX_OWNED`` of those that may still be there.

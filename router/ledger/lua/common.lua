@@ -6,17 +6,21 @@
 
 local call = redis.call
 
-local function wait(prefix, id, now, trace_ttl_ms, h)
-    call('HSET', prefix .. 'b' .. id, 'd', h.deadline, 'ht', h.tokens, 'hp', h.prompt_tokens, 'dn', h.decode,
-        'f', h.finish, 'w', now)
-    call('SET', prefix .. 'h' .. id, h.value, 'PX', h.ttl_ms)
+local function enter(prefix, id, since, trace_ttl_ms, h)
     call('ZADD', prefix .. 'H', h.deadline, id)
-    call('ZADD', prefix .. 'w' .. h.finish .. h.decode, now, id)
+    call('ZADD', prefix .. 'w' .. h.finish .. h.decode, since, id)
     call('HINCRBY', prefix .. 'P', 't' .. h.decode, h.tokens)
     call('HINCRBY', prefix .. 'P', 'n' .. h.decode, 1)
     for _, name in ipairs({'H', 'P', 'w' .. h.finish .. h.decode}) do
         call('PEXPIRE', prefix .. name, 2 * trace_ttl_ms)
     end
+end
+
+local function wait(prefix, id, now, trace_ttl_ms, h)
+    call('HSET', prefix .. 'b' .. id, 'd', h.deadline, 'ht', h.tokens, 'hp', h.prompt_tokens, 'dn', h.decode,
+        'f', h.finish, 'w', now)
+    call('SET', prefix .. 'h' .. id, h.value, 'PX', h.ttl_ms)
+    enter(prefix, id, now, trace_ttl_ms, h)
 end
 
 -- Absences: 0 no handle, 1 expired, 2 small gain, 3 released. Returns 1 where there was one, and its value, where
