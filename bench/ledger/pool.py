@@ -89,8 +89,9 @@ async def corruptions(session: aiohttp.ClientSession, of: Pool) -> int:
     return count
 
 
-async def metric(session: aiohttp.ClientSession, router: str, name: str) -> float:
-    """The sum of a router's metric over all its labels."""
+async def metric(session: aiohttp.ClientSession, router: str, name: str, label: str = "") -> float:
+    """The sum of a router's metric over all its labels, or those with ``label``, as in ``role="decode"``."""
     async with session.get(f"{router}/metrics") as answer:
         lines = (await answer.text()).splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
+    of_name = [line for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
+    return sum(float(line.rpartition(" ")[2]) for line in of_name if label in line)

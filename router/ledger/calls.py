@@ -1,9 +1,9 @@
 """One call of a shared store: within its time, behind a breaker for each server, and never repeated.
 
-A turn waits no longer than ``turn_s`` for an answer, half as long for a server that did not give the last one,
-so that a turn which asks twice pays less than twice, and not at all for one that failed several times in a row:
-``probe`` asks that one in the background until it answers. An answer that comes too late for its turn
-is not lost: whoever made the call may say what becomes of it.
+A turn waits no longer than ``turn_s`` for an answer, half as long for a server that did not give the last one
+(so that a turn which asks twice pays less than twice), and not at all for one that failed several times in a
+row: ``probe`` asks that one in the background until it answers. An answer that comes too late for its turn is
+not lost: whoever made the call may say what becomes of it.
 """
 
 import asyncio

@@ -14,6 +14,7 @@ ANSWER_DEADLINE_S = 120.0
 
 def test_usage_falls_back_after_a_delete(setup: Setup, engines: Engines, router: Front, run: Run) -> None:
     wait_until(lambda: engines.metric("decode", USAGE) == 0, "D holds nothing", limit_s=HANDLE_TTL_S + 30)
+    router.wait_serving()  # a pair that cools, as after a pull that another test has failed, releases nothing
     with httpx.Client(base_url=router.url, timeout=ANSWER_DEADLINE_S) as client:
         turn = client.post(
             "/v1/chat/completions", json=chat_body(opening("harbour", 20)), headers={"x-session-id": "mine"}

@@ -45,14 +45,18 @@ async def test_a_conversation_may_hop(own: Server, session: aiohttp.ClientSessio
         for router in nodes.routers:
             assert await metric(session, router, "boomerang_ledger_failures_total") == 0
         # One round trip for a turn that goes on; two for a first turn, which asks for its system prompt, too.
-        stats = own.say("INFO", "commandstats")
-        scripts, probes = (
-            int(stats.partition(f"cmdstat_{name}:calls=")[2].split(",")[0]) for name in ("evalsha", "time")
-        )
-        puts, finds = 30, 24 + 2 * 6
-        assert puts + finds <= scripts - probes <= puts + finds + 8, (
-            "a script that is not known is sent again"
-        )
+        calls = {
+            operation: sum(
+                [
+                    await metric(
+                        session, router, "boomerang_ledger_call_seconds_count", f'operation="{operation}"'
+                    )
+                    for router in nodes.routers
+                ]
+            )
+            for operation in ("find", "put", "give_back")
+        }
+        assert calls == {"find": 24 + 2 * 6, "put": 30, "give_back": 0}
 
 
 async def test_what_an_operator_drains_at_one_router_is_drained_at_the_other(
