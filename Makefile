@@ -64,6 +64,20 @@ reference: setup ## Write docs/reference anew from the code
 property: setup ## The property test at full length
 	BOOMERANG_TURNS=20000 $(BIN)/python -m pytest -k property $(ARGS)
 
+.PHONY: bench-loops bench-instructions bench-startup bench-streams
+
+bench-loops: setup ## Time the core loops of a turn, each alone (ARGS go to pytest-benchmark)
+	$(BIN)/python -m pytest bench/test_loops.py --benchmark-columns=min,median,stddev,ops $(ARGS)
+
+bench-instructions: setup ## Count their instructions (valgrind), and judge them by bench/instructions.json
+	$(BIN)/python -m bench.instructions $(ARGS)
+
+bench-startup: setup ## Measure time to ready and idle memory
+	$(BIN)/python -m bench.startup $(ARGS)
+
+bench-streams: setup ## Measure memory with up to 2,000 streams at once
+	$(BIN)/python -m bench.streams $(ARGS)
+
 lock: ## Pin all dependencies anew (ARGS="--upgrade" takes newer ones)
 	@bash scripts/lock.sh $(ARGS)
 
