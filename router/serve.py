@@ -4,9 +4,10 @@ import asyncio
 import gc
 import logging
 import math
+import resource
 import signal
 import socket
-from typing import Any
+from typing import Any, Final
 
 import uvicorn
 
@@ -19,6 +20,10 @@ from router.telemetry import logs, shared_metrics
 from router.workers import Workers
 
 LOG = logging.getLogger("router")
+FILES_A_TURN: Final = 3
+"""Descriptors: the client's connection, and one to each of the two nodes."""
+FILES_BESIDES: Final = 256
+"""Listeners, the ledger's connections, probes, logs."""
 
 
 class _Server(uvicorn.Server):
@@ -87,6 +92,18 @@ def serve_workers(settings: Settings) -> int:
         ).run()
 
 
+def allow_files(needed: int) -> None:
+    """Let this process open ``needed`` files if it may: usual limits are those of a few hundred turns."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limits = [limit for limit in (needed, hard) if limit != resource.RLIM_INFINITY]
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if min(limits) > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(limits), hard))
+    if min(limits) < needed:
+        LOG.info("max_turns: that many turns would need %d open files, and the limit is %d", needed, hard)
+
+
 def serve(settings: Settings, *, listener: socket.socket | None = None, parent: int | None = None) -> int:
     """Run the router until it is stopped; the process's exit code.
 
@@ -94,6 +111,7 @@ def serve(settings: Settings, *, listener: socket.socket | None = None, parent: 
     once the process that started them is gone.
     """
     logs.set_up(settings.log_format, settings.log_level)
+    allow_files(FILES_A_TURN * settings.max_turns + FILES_BESIDES)
     router = build(settings)
     LOG.info(
         "boomerang %s: verify=%s store=%s prefill=%s decode=%s",
