@@ -60,6 +60,7 @@ from router.turn.relay import Relay
 from router.turn.release import Releases
 from router.turn.releasing import Releasing
 from router.turn.sharing import SHARE_EVERY_S, Sharing
+from router.turn.spans import Tracing
 
 SWEEP_EVERY_S = 1.0
 WRITE_METRICS_EVERY_S = 1.0
@@ -146,6 +147,8 @@ class Router:
     admin_listener: socket.socket | None = None
     """Where the admin API listens; made when it is first served, if it was not before."""
     sweeps: int = 0
+    close_spans: Callable[[], None] | None = None
+    """Sends what is left of spans, for a bounded time; set where turns are traced."""
     shared: SharedMetrics | None = None
     """Set where several workers answer scrapes for each other."""
 
@@ -251,6 +254,8 @@ class Router:
         finally:
             await context.ledger.close()
             await context.upstream.close()
+            if self.close_spans is not None:
+                await asyncio.to_thread(self.close_spans)
 
 
 def _unknown(node: Node) -> bool:
@@ -296,6 +301,7 @@ def build(settings: Settings, *, upstream: Upstream | None = None) -> Router:
         now=store.now,
         releases=releases,
         gaps=Gaps(settings.decode_ttl_s, shared=store.board is not None),
+        tracing=Tracing(settings.otlp_sample_ratio) if settings.otlp_endpoint else None,
         pins=store.pins,
     )
     releasing = Releasing(
@@ -321,6 +327,14 @@ def build(settings: Settings, *, upstream: Upstream | None = None) -> Router:
     )
     facts.subscribe(metrics)
     facts.subscribe(logs.FactLog())
+    if settings.otlp_endpoint:
+        from router.telemetry import tracing  # noqa: PLC0415 - of an extra
+
+        sender = tracing.sender(
+            settings.otlp_endpoint, settings.otlp_service_name, __version__, metrics.spans
+        )
+        facts.subscribe(sender)
+        router.close_spans = sender.close
     if settings.admin_port is not None:
         facts.subscribe(router.live)
     # A node that has come back may have room for those who wait.

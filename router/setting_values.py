@@ -1,9 +1,11 @@
 """What the values of settings may be, and how they are read: types and checks that stand in their fields."""
 
+import importlib.util
 import ipaddress
 import re
 from pathlib import Path
 from typing import Annotated, Final
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
 from pydantic_settings import NoDecode
@@ -69,6 +71,28 @@ def header(text: str) -> str:
     if text and not is_token(text):
         raise ValueError("not a valid header name")
     return text.lower()
+
+
+def collector(text: str) -> str:
+    """A collector's address, with the path that OTLP over HTTP has where none is given."""
+    if not text:
+        return text
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ValueError("not an address like http://HOST:4318")
+    if "@" in parts.netloc:
+        raise ValueError("credentials go into OTEL_EXPORTER_OTLP_HEADERS, not into the address")
+    if not _has_exporter():
+        raise ValueError("needs OpenTelemetry: pip install 'boomerang-router[otel]'")
+    return f"{text.rstrip('/')}/v1/traces" if parts.path in ("", "/") else text
+
+
+def _has_exporter() -> bool:
+    try:
+        needed = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http.trace_exporter")
+        return all(importlib.util.find_spec(name) is not None for name in needed)
+    except ModuleNotFoundError:
+        return False
 
 
 def key_in(path: Path) -> str:

@@ -34,6 +34,7 @@ from router.setting_values import (
     Bytes,
     Origins,
     Seconds,
+    collector,
     header,
     is_loopback,
     key_in,
@@ -266,7 +267,22 @@ class Settings(BaseSettings):
         4.0, description="How long an idle connection to an engine is kept; below the engines' own 5 s"
     )
 
-    # Logs
+    # Traces and logs
+    otlp_endpoint: Annotated[str, AfterValidator(collector)] = Field(
+        "",
+        description="OpenTelemetry collector that spans of turns go to, as http://HOST:4318; empty: none."
+        " Needs the extra otel",
+    )
+    otlp_sample_ratio: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        allow_inf_nan=False,
+        description="Share of turns that are traced, of those whose caller does not say whether they are",
+    )
+    otlp_service_name: str = Field(
+        "boomerang", min_length=1, max_length=256, description="Name of the service in its spans"
+    )
     log_format: Literal["console", "json"] = Field("console", description="Form of the log")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level logged")
 

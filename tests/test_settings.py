@@ -1,3 +1,4 @@
+import importlib.util
 import os
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,11 @@ def test_whether_the_ttl_was_set_is_known_even_if_it_is_the_default(monkeypatch:
         ("store", "disk", "'memory' or an address of a Redis server: expected redis://HOST:PORT"),
         ("store_prefix", "a{b}", "1 to 64 letters"),
         ("workers", "4", "4 processes need a shared store"),
+        ("otlp_endpoint", "collector:4318", "not an address like http://HOST:4318"),
+        ("otlp_endpoint", "http://", "not an address"),
+        ("otlp_endpoint", "http://c:4318/?key=1", "not an address"),
+        ("otlp_endpoint", "http://u:p@c:4318", "OTEL_EXPORTER_OTLP_HEADERS"),
+        ("otlp_sample_ratio", "1.1", "less than or equal to 1"),
         ("expose_params", "perhaps", "valid boolean"),
         ("identity_header", "X Tenant", "not a valid header name"),
         ("pull_timeout_s", "none", "valid number"),
@@ -396,3 +402,36 @@ def test_the_admin_api_is_closed_or_on_loopback(tmp_path: Path) -> None:
 def test_an_admin_token_is_one_word(token: str) -> None:
     with pytest.raises(SettingsError, match="admin_token: has to be one word"):
         load({"prefill": "http://p:1", "decode": "http://d:1", "admin_port": "9", "admin_token": token})
+
+
+@pytest.mark.parametrize(
+    ("given", "endpoint"),
+    [
+        ("", ""),
+        ("http://c:4318", "http://c:4318/v1/traces"),
+        ("https://c/", "https://c/v1/traces"),
+        ("http://c:4318/otlp/v1/traces", "http://c:4318/otlp/v1/traces"),
+    ],
+)
+def test_a_collectors_address_gets_the_path_that_otlp_has(given: str, endpoint: str) -> None:
+    assert load({**POOLS, "otlp_endpoint": given}).otlp_endpoint == endpoint
+
+
+@pytest.mark.parametrize("missing", ["opentelemetry", "opentelemetry.sdk", "opentelemetry.exporter"])
+def test_traces_without_their_extra_are_told_in_one_line(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = importlib.util.find_spec
+
+    def without(name: str, package: str | None = None) -> object:
+        if name == missing or name.startswith(f"{missing}."):
+            if name != missing:  # as it is where the parent cannot be imported
+                raise ModuleNotFoundError(name)
+            return None
+        return there(name, package)
+
+    monkeypatch.setattr(importlib.util, "find_spec", without)
+    told = error_of(otlp_endpoint="http://collector:4318")
+    assert "pip install 'boomerang-router[otel]'" in told
+    assert "\n" not in told
+    assert load(POOLS).otlp_endpoint == ""

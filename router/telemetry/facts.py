@@ -4,7 +4,7 @@ The core imports this module and none of the subscribers. A subscriber that rais
 neither a turn nor the other subscribers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -147,6 +147,9 @@ class TurnEnded:
     decode_s: float | None = None
     """From the sending of the decode leg (of a turn that one node serves: its only one) to the turn's end."""
 
+    trace_id: str = ""
+    """Of the trace that it belongs to: its caller's, or one that began here. Empty where there is none."""
+
     @property
     def estimate_ratio(self) -> float | None:
         """How much longer than estimated it took to the first byte; None where that cannot be told.
@@ -156,6 +159,60 @@ class TurnEnded:
         if not self.stream or not self.estimate_s or self.first_byte_s is None:
             return None
         return (self.first_byte_s - (self.waited_s or 0.0)) / self.estimate_s
+
+
+Value = str | int | float | bool
+
+
+class SpanOutcome(StrEnum):
+    """What became of spans that were to go to a collector."""
+
+    SENT = "sent"
+    FAILED = "failed"
+    """The collector did not take them, in all the time that it was given."""
+    DROPPED = "dropped"
+    """Too many waited already."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpanEvent:
+    """Something that happened within a span, ``at_ns`` since the epoch."""
+
+    name: str
+    at_ns: int
+    attributes: Mapping[str, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class LegSpan:
+    """One request to an engine of a turn that is traced: a leg, or the rendering of a prompt."""
+
+    name: str
+    """``prefill``, ``decode`` or ``render``."""
+    span_id: str
+    node: str
+    request_id: str
+    began_ns: int
+    ended_ns: int
+    status: int | None
+    """The engine's HTTP status; None where it gave none."""
+    error: str
+    events: tuple[SpanEvent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnTraced:
+    """The spans of a turn that was traced; published right after ``turn``. Times are since the epoch."""
+
+    turn: TurnEnded
+    path: str
+    span_id: str
+    parent_id: str
+    """The caller's span; empty where the trace began here."""
+    began_ns: int
+    ended_ns: int
+    events: tuple[SpanEvent, ...]
+    legs: tuple[LegSpan, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +323,7 @@ class UsageAfterRelease:
 Fact = (
     RequestRefused
     | TurnEnded
+    | TurnTraced
     | HandleFact
     | UsageAfterRelease
     | PromptMismatch

@@ -26,6 +26,7 @@ from router.telemetry.facts import (
     StoreChanged,
     TaskFailed,
     TurnEnded,
+    TurnTraced,
     UsageAfterRelease,
 )
 
@@ -42,6 +43,8 @@ class FactLog:
     """Turns facts into log records; their fields travel in ``record.fields``."""
 
     def __call__(self, fact: Fact) -> None:
+        if isinstance(fact, TurnTraced):
+            return  # its turn has its line already
         level = _level(fact)
         if LOGGER.isEnabledFor(level):
             LOGGER.log(level, _headline(fact), extra={"fields": _fields(fact)})
@@ -67,6 +70,8 @@ def _headline(fact: Fact) -> str:
             return f"request refused: {fact.status} {fact.code}"
         case TurnEnded():
             return f"turn {fact.plan} ({fact.reason}) {fact.status} ended by {fact.ended_by}"
+        case TurnTraced():
+            return f"trace {fact.turn.trace_id}"
         case HandleFact():
             return f"handle {fact.outcome}"
         case UsageAfterRelease():

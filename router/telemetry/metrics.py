@@ -24,6 +24,7 @@ from router.telemetry.facts import (
     NodeChanged,
     PromptMismatch,
     RequestRefused,
+    SpanOutcome,
     StoreChanged,
     TaskFailed,
     TurnEnded,
@@ -176,6 +177,9 @@ class Metrics:
             "node",
             "usage",
         )
+        self._spans = counter(
+            "spans", "Spans for the collector: sent, given up, or dropped as too many waited.", "outcome"
+        )
         self._task_failures = counter("task_failures", "Background tasks that raised.", "task")
 
     def __call__(self, fact: Fact) -> None:
@@ -215,6 +219,10 @@ class Metrics:
     def ledger_call(self, operation: str, seconds: float) -> None:
         """Count one call of a shared store."""
         self._ledger_calls.of(operation).observe(seconds)
+
+    def spans(self, outcome: SpanOutcome, spans: int) -> None:
+        """Count spans; from any thread."""
+        self._spans.of(outcome).inc(spans)
 
     def _node(self, fact: NodeChanged) -> None:
         """Count a node's change.

@@ -78,8 +78,14 @@ class DecodeLeg:
         request, settings = self.request, self.context.settings
         node = self.plan.decode
         lift_ids = self._wants_token_ids()
+        leg_id = self.record.leg_id("d")
+        span = self.record.span("decode", node.key, leg_id)
         headers = engine_headers(
-            request.headers, leg_id=self.record.leg_id("d"), api_key=settings.api_key(), rank=node.rank
+            request.headers,
+            leg_id=leg_id,
+            api_key=settings.api_key(),
+            rank=node.rank,
+            traceparent=span.traceparent,
         )
         answer_s = settings.first_token_s if request.stream else settings.decode_s
         call = Call("POST", request.target, headers, self._body(lift_ids=lift_ids), settings.limits(answer_s))
@@ -91,6 +97,7 @@ class DecodeLeg:
         self.record.decode_sent()
         sent_at_s = self.context.now()
         with (
+            span,
             self.context.fleet.leg(node.key, peer=self._read_from()) as leg,
             self.context.load.decoding(node.key, self.context.now) as self.record.decode_legs,
         ):
@@ -98,6 +105,7 @@ class DecodeLeg:
                 while_expected(leg) as end_watch,
                 self.context.upstream.stream(node.origin, call) as answer,
             ):
+                span.answered(answer.status)
                 if answer.status != 200:
                     leg.answered(answer.status, answer.headers)
                     await self._refuse(answer)
@@ -275,6 +283,8 @@ class DecodeLeg:
         """End a stream that has begun and cannot be finished, in a way that no client takes for its end."""
         self._note(wire.answer())
         self.record.ended(by, why)
+        if self.record.spans is not None:
+            self.record.spans.newest.failed(why)
         self.context.facts.publish(
             LegFailed(
                 self.request.turn_id, "decode", self.plan.decode.key, why,

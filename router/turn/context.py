@@ -16,6 +16,7 @@ from router.turn.handle import Lifetime
 from router.turn.prefixes import Prefixes
 from router.turn.record import Record
 from router.turn.release import Releases
+from router.turn.spans import Tracing
 
 
 def no_key() -> str | None:
@@ -72,6 +73,8 @@ class Context:
     releases: Releases = field(default_factory=Releases)
     gaps: Gaps = field(default_factory=Gaps)
     prefixes: Prefixes = field(default_factory=Prefixes)
+    tracing: Tracing | None = None
+    """Which turns are traced; None where none is."""
     pins: PinLedger | None = None
     """The ledger again, where it can release and end conversations."""
     running: dict[str, Record] = field(default_factory=dict)

@@ -26,6 +26,7 @@ from router.engines.headers import is_header
 from router.engines.nixl import PARAMS_FIELD
 from router.turn.members import STAY_FIELD, XARGS_FIELD, Members, join
 from router.turn.request import Request
+from router.turn.traceparent import TRACEPARENT, TRACESTATE, read_traceparent
 
 _NOT_ON_PREFILL: Final = frozenset(
     {
@@ -140,12 +141,18 @@ def engine_headers(
     leg_id: str,
     api_key: str | None = None,
     rank: int | None = None,
+    traceparent: str | None = None,
 ) -> tuple[tuple[str, str], ...]:
     """Headers of a leg: the client's end-to-end ones, a fresh request id, and our key if it gave none.
 
-    ``rank`` is the data-parallel rank that the leg has to run on: the one that has the KV.
+    ``rank`` is the data-parallel rank that the leg has to run on: the one that has the KV. ``traceparent`` is
+    the leg's own span, where it has one; without it the client's passes.
     """
     named = _named_by_connection(headers)
+    if traceparent is not None:
+        # What the client's trace state says is said of the trace that the client named, if it could be read.
+        is_continued = read_traceparent(headers) is not None
+        named |= {TRACEPARENT} if is_continued else {TRACEPARENT, TRACESTATE}
     kept = [(k, v) for k, v in headers if k not in _NOT_TO_ENGINES and k not in named]
     if api_key is not None and not any(k == "authorization" for k, _ in kept):
         kept.append(("authorization", f"Bearer {api_key}"))
@@ -154,6 +161,8 @@ def engine_headers(
         ("accept-encoding", "identity"),
         ("x-request-id", leg_id),
     ]
+    if traceparent is not None:
+        kept.append((TRACEPARENT, traceparent))
     if rank is not None:
         kept.append(("x-data-parallel-rank", str(rank)))
     return tuple(kept)

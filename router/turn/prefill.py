@@ -109,8 +109,14 @@ async def prefill(
     body = prefill_body(
         request, reuse.params, want_token_ids=wants_prompt_ids(context, request, plan), salt=salt
     )
+    leg_id = record.leg_id("p")
+    span = record.span("prefill", node.key, leg_id)
     headers = engine_headers(
-        request.headers, leg_id=record.leg_id("p"), api_key=settings.api_key(), rank=node.rank
+        request.headers,
+        leg_id=leg_id,
+        api_key=settings.api_key(),
+        rank=node.rank,
+        traceparent=span.traceparent,
     )
     overdue_s = settings.pull_s if reuse.tokens else settings.prefill_s
     call = Call("POST", request.target, headers, body, settings.limits(overdue_s))
@@ -120,13 +126,14 @@ async def prefill(
         context.doubts.unconfirmed(node.origin)
     try:
         queued = plan.estimate.compute_tokens if plan.estimate is not None else PRIOR_LEG_TOKENS
-        with context.fleet.leg(node.key, with_handle=reuse.carries_handle) as leg:
+        with span, context.fleet.leg(node.key, with_handle=reuse.carries_handle) as leg:
             with (
                 context.load.prefilling(node.key, queued, context.now) as timing,
                 riding(context, reuse.along) as ride,
             ):
                 async with while_expected(leg):
                     answer = await context.upstream.send(node.origin, call)
+                span.answered(answer.status)
                 leg.answered(answer.status, answer.headers)
                 ride.answered(answer.status)
             return _judged(context, record, plan, reuse, leg, answer=answer, timing=timing, salt=salt)

@@ -259,7 +259,8 @@ class Prefilling:
 
     def _failed(self, error: Exception, action: str, *, with_handle: bool) -> None:
         """Tell of a leg to the prefill node of the plan in force."""
-        node, turn_id = self.record.prefill, self.record.request.turn_id
+        node, turn_id, fault = self.record.prefill, self.record.request.turn_id, fault_of(error)
+        self.record.event("leg_failed", role="prefill", node=node, action=action, fault=fault)
         self.context.facts.publish(
-            LegFailed(turn_id, "prefill", node, str(error), with_handle, action, fault_of(error))
+            LegFailed(turn_id, "prefill", node, str(error), with_handle, action, fault)
         )

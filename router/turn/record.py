@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
 
-from router.telemetry.facts import EndedBy, Phase, TurnEnded
+from router.telemetry.facts import EndedBy, Phase, TurnEnded, Value
 from router.turn.lineage import Lineage
 from router.turn.plan import Kind, Plan
 from router.turn.request import Request
+from router.turn.spans import NO_SPAN, Span, Spans
+from router.turn.traceparent import read_traceparent
 
 STATUS_CLIENT_LEFT = 499
 """What logs and metrics say of a turn whose client left before it got a status; never sent."""
@@ -63,6 +65,8 @@ class Record:
     """How long the turn waited for its place; None where it did not have to."""
     line: str = ""
     """As ``line_name`` gives it."""
+    spans: Spans | None = None
+    """Where the turn is traced."""
     on_nodes: Callable[[Collection[str]], None] = lambda _: None
     """Told the keys of the nodes that the turn is still to run on, as they change."""
 
@@ -71,6 +75,15 @@ class Record:
         self.legs += 1
         return f"{self.request.turn_id}-{role}{self.legs}"
 
+    def span(self, name: str, node: str, leg_id: str) -> Span:
+        """A request to an engine, from now on; for a ``with`` statement."""
+        return NO_SPAN if self.spans is None else self.spans.leg(name, node, leg_id)
+
+    def event(self, name: str, **attributes: Value) -> None:
+        """Something that a trace of the turn tells."""
+        if self.spans is not None:
+            self.spans.event(name, **attributes)
+
     def planned(self, plan: Plan) -> None:
         """The plan in force; a later one replaces it, so that what is told is what was done."""
         self.plan = plan
@@ -78,6 +91,7 @@ class Record:
         self.decode = plan.decode.key
         self.estimate_s = plan.estimate.seconds if plan.estimate is not None else None
         self.on_nodes({self.decode, self.prefill} - {""})
+        self.event("planned", plan=plan.kind, reason=plan.reason)
 
     def prefill_ended(self) -> None:
         """P has done its part, and may take another turn."""
@@ -99,6 +113,8 @@ class Record:
         if self.first_byte_s is None:
             self.first_byte_s = self.now() - self.started_s
             self.phase = Phase.STREAM
+            if self.spans is not None:
+                self.spans.newest.event("first_byte")
 
     def moved_tokens(self) -> int | None:
         """Of the reused tokens, those that P read from D: less what it was estimated to have itself."""
@@ -144,5 +160,12 @@ class Record:
             first_byte_s=self.first_byte_s,
             total_s=now_s - self.started_s,
             line=self.line,
+            trace_id=self._trace_id(),
             moved_tokens=self.moved_tokens(),
         )
+
+    def _trace_id(self) -> str:
+        if self.spans is not None:
+            return self.spans.trace_id
+        parent = read_traceparent(self.request.headers)
+        return parent.trace_id if parent is not None else ""

@@ -49,7 +49,9 @@ class Relay:
         Raises CancelledError, after everything is closed and given back, and whatever a fault of the router's
         own raises: nothing is sent to the client then.
         """
-        record = Record(request, self.context.now, self.context.now())
+        tracing = self.context.tracing
+        spans = tracing.begin(request.headers) if tracing is not None else None
+        record = Record(request, self.context.now, self.context.now(), spans=spans)
         running = self.context.running
         running[request.turn_id] = record
         try:
@@ -78,7 +80,10 @@ class Relay:
             raise
         finally:
             running.pop(request.turn_id, None)
-            self.context.facts.publish(record.fact())
+            ended = record.fact()
+            self.context.facts.publish(ended)
+            if spans is not None:
+                self.context.facts.publish(spans.traced(ended, request.path))
 
     @staticmethod
     async def _refuse(client: Client, record: Record, refused: Refused) -> None:
@@ -126,6 +131,9 @@ class _Turn:
         began_s = self.context.now()
         known = await look_up(self.context, self.request, self.tenant)
         self.record.line = line_name(known.lineage)
+        if known.found is not None:
+            took = known.found.handle is not None
+            self.record.event("ledger.found", relation=known.found.relation, took_handle=took)
         learn_gap(self.context, known.found)
         custody = Custody(known.found, self.context.ledger, self.context.facts, self.context.releases)
         try:
@@ -229,6 +237,7 @@ class _Turn:
         cause = error.__cause__ if isinstance(error, _Unanswered | _CannotStay) else error
         fault = LegFault.LEASE_OVER if isinstance(error, _LeaseOver) else fault_of(cause)
         node, why = self.record.decode, str(error)
+        self.record.event("leg_failed", role="decode", node=node, action=action, fault=fault)
         self.context.facts.publish(
             LegFailed(
                 self.request.turn_id, "decode", node, why, with_handle=False, action=action, fault=fault

@@ -114,10 +114,16 @@ def _ids(answer: bytes) -> array[int] | None:
 
 async def _ask(context: Context, record: Record, node: Node, ask: render.Render) -> tuple[int, bytes]:
     settings = context.settings
-    headers = engine_headers(record.request.headers, leg_id=record.leg_id("r"), api_key=settings.api_key())
+    leg_id = record.leg_id("r")
+    span = record.span("render", node.key, leg_id)
+    headers = engine_headers(
+        record.request.headers, leg_id=leg_id, api_key=settings.api_key(), traceparent=span.traceparent
+    )
     call = Call("POST", ask.path, headers, ask.body, settings.limits(settings.verify_s))
     try:
-        answer = await context.upstream.send(node.origin, call)
+        with span:
+            answer = await context.upstream.send(node.origin, call)
+            span.answered(answer.status)
     except UpstreamError:
         return 0, b""
     return answer.status, answer.body

@@ -1,6 +1,7 @@
 """Row by row what each leg's body carries, and which headers go where."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -319,6 +320,33 @@ def test_our_key_goes_only_where_the_client_gave_none(
 ) -> None:
     headers = engine_headers(sent, leg_id="x", api_key=api_key)
     assert [value for name, value in headers if name == "authorization"] == authorizations
+
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+CALLERS = (("traceparent", f"00-{TRACE}-00f067aa0ba902b7-01"), ("tracestate", "vendor=1"), ("baggage", "a=b"))
+
+
+def traced(headers: Sequence[tuple[str, str]], traceparent: str | None) -> dict[str, str]:
+    names = {"traceparent", "tracestate", "baggage"}
+    sent = engine_headers(headers, leg_id="x", traceparent=traceparent)
+    assert len([name for name, _ in sent if name == "traceparent"]) <= 1
+    return {name: value for name, value in sent if name in names}
+
+
+def test_a_callers_trace_passes_or_goes_on_in_the_legs_own_span() -> None:
+    own = f"00-{TRACE}-1111111111111111-01"
+    assert traced(CALLERS, None) == dict(CALLERS)
+    assert traced(CALLERS, own) == {**dict(CALLERS), "traceparent": own}
+    assert traced((), own) == {"traceparent": own}
+    assert traced((), None) == {}
+
+
+def test_the_state_of_a_trace_that_cannot_be_read_does_not_go_on() -> None:
+    """W3C Trace Context, 3.4: without a valid ``traceparent`` there is no ``tracestate``."""
+    own = f"00-{TRACE}-1111111111111111-01"
+    broken = (("traceparent", "what"), *CALLERS[1:])
+    assert traced(broken, own) == {"traceparent": own, "baggage": "a=b"}
+    assert traced(broken, None) == dict(broken), "whoever does not trace changes nothing"
 
 
 def test_headers_of_an_answer() -> None:
