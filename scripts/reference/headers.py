@@ -29,6 +29,11 @@ REQUEST = (
     (code(ONE_SHOT_HEADER), "`true`: this turn is to be the only one, and leaves no handle (`--one-shot`)"),
     (code("x-request-id"), "echoed in the answer and told in the log. Engines get a fresh id for each leg"),
     (
+        f"{code('traceparent')}, {code('tracestate')}",
+        "the caller's trace, told in the log and to both engines; each leg's own span where the turn is"
+        " [traced](../tracing.md)",
+    ),
+    (
         code("x-data-parallel-rank"),
         "taken off: a leg goes to the rank that holds its KV, and the router says which",
     ),
