@@ -3,9 +3,8 @@
 import json
 import re
 import subprocess
-import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -262,8 +261,23 @@ def test_two_routers_with_these_settings_share_what_they_remember(
             said = answer.json()["choices"][0]["message"]
             messages += [said, {"role": "user", "content": "Go on."}]
         assert reasons == ["first_turn", "extension"]
-        with closing(urllib.request.urlopen(f"http://127.0.0.1:{one}/metrics", timeout=10)) as metrics:
-            assert 'boomerang_store_changes_total{state="down"}' not in metrics.read().decode()
+        metrics = httpx.get(f"http://127.0.0.1:{other}/metrics", timeout=10).text
+        # Whatever the router does in the background, its user may do it, too.
+        for refused in ('boomerang_store_changes_total{state="down"}', "boomerang_task_failures_total{"):
+            assert refused not in metrics
+    assert "NOPERM" not in "".join(log.read_text() for log in tmp_path.glob("*.log"))
+
+
+def test_the_user_of_the_store_has_the_rights_that_the_manual_tells_of() -> None:
+    told = re.search(
+        r"^ACL SETUSER router on >PASSWORD (.*)$", (ROOT / "docs/redis.md").read_text(), re.MULTILINE
+    )
+    assert told is not None
+    template = dict(kube.pods(kube.folder(FOLDER)))["boomerang-redis"]
+    script = kube.container(template, "redis")["command"][-1]
+    given = re.search(r"^user router on >\$password (.*)$", script, re.MULTILINE)
+    assert given is not None
+    assert set(given[1].split()) == {*told[1].split(), "resetchannels"}
 
 
 def test_kubectl_builds_the_folders() -> None:
