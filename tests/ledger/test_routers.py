@@ -131,8 +131,13 @@ async def test_workers_share_a_port_a_ledger_and_their_metrics(
         async with asyncio.timeout(LIMIT_S):
             while await metric(session, router, "boomerang_node_state") != 3:
                 await asyncio.sleep(0.1)
+            while await metric(session, router, "boomerang_node_breaker") != 3:
+                await asyncio.sleep(0.1)
+            while await metric(session, router, "boomerang_store_up") != 1:
+                await asyncio.sleep(0.1)
             while await metric(session, router, "boomerang_open_turns") != 0:
                 await asyncio.sleep(0.1)
+        assert await metric(session, router, "boomerang_ledger_call_seconds_count") > 32
         workers = children(parent.pid)
         assert len(workers) == 3
         os.kill(workers[0], signal.SIGKILL)
