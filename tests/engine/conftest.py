@@ -31,8 +31,10 @@ ORDER = (
     "test_leaving",
     "test_release",
     "test_ending",
+    "test_stay",
     "test_wrong_handle",
     "test_restart",
+    "test_stay_restarted",
     "test_whole_run",
 )
 CLIENT_TIMEOUT_S = 240.0

@@ -72,17 +72,22 @@ class Front:
         return self.metric("boomerang_open_turns") == 0 == self.metric("boomerang_open_legs")
 
 
+# Estimates would have it that prompts as short as these are as well computed again. With these each turn has
+# both legs, and its handle goes to P.
+BOTH_LEGS = ("--policy", "sticky", "--stay-max-tokens", "0")
+
+
 @contextmanager
-def serve(prefill_url: str, decode_url: str, log: Path) -> Iterator[Front]:
+def serve(
+    prefill_url: str, decode_url: str, log: Path, *, policy: tuple[str, ...] = BOTH_LEGS
+) -> Iterator[Front]:
     """A router that verifies in its default way, in front of one pair."""
     (port,) = free_ports(1)
     command = [sys.executable, "-m", "router", "serve", "--prefill", prefill_url, "--decode", decode_url]
     command += ["--host", "127.0.0.1", "--port", str(port), "--store", "memory"]
     command += ["--pull-timeout-s", str(PULL_TIMEOUT_S), "--connect-timeout-s", str(CONNECT_TIMEOUT_S)]
     command += ["--prefill-lease-s", str(PREFILL_LEASE_S), "--decode-ttl-s", str(HANDLE_TTL_S)]
-    # Estimates would have it that prompts as short as these are as well computed again. Here each turn has
-    # both legs, and its handle goes to P.
-    command += ["--policy", "sticky", "--stay-max-tokens", "0"]
+    command += policy
     with log.open("wb") as out:
         process = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=out, stderr=subprocess.STDOUT)
     try:
