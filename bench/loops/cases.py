@@ -88,7 +88,10 @@ def verify(tokens: int) -> Loop:
 def tap(events: int, settings: TapSettings) -> Loop:
     """A streamed answer, event by event."""
     stream = [_event({"role": "assistant", "content": ""})]
-    stream += [_event({"content": f" word{n}"}, token_ids=[n]) for n in range(events - 2)]
+    for number in range(events - 2):
+        # An engine gives ids where they were asked for.
+        ids: dict[str, Any] = {"token_ids": [number]} if settings.lift_token_ids else {}
+        stream.append(_event({"content": f" word{number}"}, **ids))
     params = {"remote_block_ids": [list(range(100))], "remote_engine_id": "e"}
     stream += [_event({}, finish_reason="stop", params=params), b"data: [DONE]\n\n"]
 
