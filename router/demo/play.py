@@ -1,5 +1,6 @@
 """Plays the demo and prints it: one row a turn, transfer off beside transfer on."""
 
+import signal
 import statistics
 import sys
 import time
@@ -40,12 +41,15 @@ def _watched(started: Pool, agents: int) -> int:
     _progress("")
     print(f"The live page: {started.page}")
     print(f"{agents} agents talk to the router at {started.router_on} until Ctrl-C.")
+    sys.stdout.flush()  # also where it goes to a file
     with crowd(started.router_on, _model(started), agents):
         while True:
             time.sleep(3600)
 
 
 def _with_pool(starting: AbstractContextManager[Pool], run: Callable[[Pool], int]) -> int:
+    # Stopped in whatever way, it leaves no engine behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     _progress("starting simulated engines (Qwen3-32B timing) and the router …")
     try:
         with starting as started:
@@ -116,6 +120,7 @@ def _stay(started: Pool) -> None:
     print(f"  curl -s {started.router_on}/health | python3 -m json.tool")
     print(f"  curl -s {started.router_on}/metrics | grep boomerang_")
     print(f"  OPENAI_BASE_URL={started.router_on}/v1 OPENAI_API_KEY=any  …any OpenAI client")
+    sys.stdout.flush()
     while True:
         time.sleep(3600)
 

@@ -35,6 +35,8 @@ from router.turn.record import Record
 
 MAX_NODES: Final = 128
 MAX_RUNNING: Final = 256
+MAX_TESTED: Final = 32
+"""Nodes of each role that the self-test looks at: each pair takes time of the turns' own loop."""
 FRESH_S: Final = 0.2
 """A state that is not older than this serves further watchers."""
 TESTED_EVERY_S: Final = 5.0
@@ -237,7 +239,9 @@ class View:
         doubts, fixed = self.context.doubts, self.fixed
         if not 0.0 <= now_s - self._tested_at_s < TESTED_EVERY_S:
             self._tested_at_s = now_s
-            serving = [node for node in nodes if node.state is State.READY]
+            ready = [node for node in nodes if node.state is State.READY]
+            sides = ([node for node in ready if node.role is role] for role in Role)
+            serving = [node for side in sides for node in side[:MAX_TESTED]]
             self._tested = quick(
                 serving, mode=fixed.verify, assumed=fixed.assumed, cooling=doubts.cooling(now_s)
             )
