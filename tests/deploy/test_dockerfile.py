@@ -133,6 +133,8 @@ def _it_serves_without_writing_a_file_and_its_health_check_tells(image: Built, t
         "BOOMERANG_HOST": "127.0.0.1",
         "BOOMERANG_PREFILL": "http://127.0.0.1:9",
         "BOOMERANG_DECODE": "http://127.0.0.1:9",
+        # What tracing needs is in the image.
+        "BOOMERANG_OTLP_ENDPOINT": "http://127.0.0.1:9",
     }
     assert declared["BOOMERANG_HOST"] == "0.0.0.0"  # noqa: S104 - what the image says
 

@@ -1,5 +1,6 @@
 """The plain manifests: what belongs together fits, and the router takes what they give it."""
 
+import asyncio
 import json
 import re
 import subprocess
@@ -16,6 +17,7 @@ from router.demo.processes import BOOMERANG, free_port, process, wait_ready
 from router.settings import Settings
 from tests.deploy import kube
 from tests.deploy.accepted import settings_of, with_secrets
+from tests.fleet.discovery.api_server import api_server, endpoint, endpoint_slice
 from tests.ledger import servers
 
 ROOT = Path(__file__).parents[2]
@@ -132,6 +134,34 @@ def test_the_router_looks_for_the_engines_where_they_are(
         assert grace_s > engine["lifecycle"]["preStop"]["sleep"]["seconds"] >= settings.prefill_lease_s
 
 
+async def test_the_router_finds_the_engines_of_the_manifests(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("tok")
+    (tmp_path / "namespace").write_text("serving")
+    services = kube.of_kind(kube.folder(FOLDER / "engines"), "Service")
+    async with api_server() as api:
+        for number, service in enumerate(services):
+            # Slices carry the name of their Service, and its labels.
+            labels = {
+                "kubernetes.io/service-name": service["metadata"]["name"],
+                **service["metadata"]["labels"],
+            }
+            api.put(
+                endpoint_slice(
+                    labels["kubernetes.io/service-name"], endpoint(f"127.0.0.{number + 1}"), **labels
+                )
+            )
+        more = [f"--kubernetes-api={api.origin}", f"--kubernetes-account={tmp_path}"]
+        settings = _settings(monkeypatch, tmp_path, *more, "--store=memory", "--admin-port=none")
+        router = build(settings)
+        async with router.running(), asyncio.timeout(30):
+            while len(router.context.fleet.snapshot.nodes) < len(services):
+                await asyncio.sleep(0.01)
+            found = {node.key for node in router.context.fleet.snapshot.nodes}
+    assert found == {"p:127.0.0.1:8000", "d:127.0.0.2:8000"}
+
+
 def test_the_network_lets_the_router_at_what_it_needs() -> None:
     applied, engines = kube.folder(FOLDER), kube.folder(FOLDER / "engines")
     policy = kube.named(applied, "NetworkPolicy", "boomerang")["spec"]
@@ -184,16 +214,15 @@ def test_engines_and_router_agree_on_how_long_kv_is_kept(
     assert folder == "engines" or len(set(sides)) == 2  # one network for both
 
 
-def _settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Settings:
-    """The settings of the Deployment, as its pods would read them."""
+def _settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *more: str) -> Settings:
+    """The settings of the Deployment, as its pods would read them, and flags beside them."""
     applied = kube.folder(FOLDER)
     template = dict(kube.pods(applied))["boomerang"]
     args = kube.container(template, "router")["args"]
     config = kube.named(applied, "ConfigMap", "boomerang")["data"]["boomerang.yaml"]
     file = with_secrets(config, tmp_path)
-    return settings_of(
-        monkeypatch, [re.sub(r"/etc/boomerang/boomerang\.yaml", str(file), word) for word in args], IN_A_POD
-    )
+    given = [re.sub(r"/etc/boomerang/boomerang\.yaml", str(file), word) for word in args]
+    return settings_of(monkeypatch, [*given, *more], IN_A_POD)
 
 
 @pytest.fixture
