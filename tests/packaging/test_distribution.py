@@ -84,10 +84,20 @@ def test_the_source_distribution_holds_what_tests_documents_and_deploys_it(built
 
 def test_the_wheel_installs_and_runs_by_itself(built: Path, tmp_path: Path) -> None:
     target = tmp_path / "installed"
-    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", target]
-    subprocess.run([*install, *built.glob("*.whl")], check=True, capture_output=True, timeout=120)
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-index",
+        "--target",
+        str(target),
+    ]
+    subprocess.run([*install, *map(str, built.glob("*.whl"))], check=True, capture_output=True, timeout=120)
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(target)}
-    for command in ([target / "bin" / "boomerang"], [sys.executable, "-m", "router"]):
+    for command in ([str(target / "bin" / "boomerang")], [sys.executable, "-m", "router"]):
         done = subprocess.run(
             [*command, "version"],
             cwd=tmp_path,
