@@ -53,5 +53,5 @@ async def test_agents_talk_and_the_page_shows_what_comes_back() -> None:
             await until(lambda: not any(map(runs, started)), "the demo's processes")
     finally:
         if demo.returncode is None:
-            demo.kill()
+            demo.terminate()  # it stops what it started
             await demo.wait()
