@@ -50,7 +50,8 @@ What is not listed is answered 404 by the router, never passed on. Request bodie
 ADMIN_INTRO = """\
 On a listener of its own (`--admin-host`, `--admin-port`), never on the clients' port, and only if a port is set. With
 `--admin-token-file` each request needs `Authorization: Bearer TOKEN`. Without one the listener has to be on a loopback
-address, and refuses what a web page could send: requests with an `Origin`, or with a `Host` that is no loopback address."""
+address, and refuses what other web pages could send: requests with an `Origin` that is not its own, or with a `Host` that is
+no loopback address."""
 
 
 def routes_page() -> str:
