@@ -1,4 +1,4 @@
-"""The only place that wires things together: settings in, an ASGI application and its tasks out."""
+"""The only place that wires things together: settings in, a router and its tasks out."""
 
 import asyncio
 import contextlib
@@ -15,11 +15,6 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Route
 
 from router import __version__
@@ -31,15 +26,12 @@ from router.fleet.admission import Admission, AdmissionLimits
 from router.fleet.discovery.reconcile import Reconciler
 from router.fleet.doubts import Doubts
 from router.fleet.node import Node, State
-from router.http import probes
 from router.http.admin import NodeRoutes, admin_application
-from router.http.conversations import ConversationRoutes, EndRoute
+from router.http.conversations import ConversationRoutes
 from router.http.explain import ExplainRoute
 from router.http.listener import listen, origin_of, serve_on
-from router.http.models import ModelsRoute
-from router.http.openai import PATHS, InferenceRoute, OpenTurns
+from router.http.openai import OpenTurns
 from router.http.page import OPEN, PageRoutes
-from router.http.refusals import refuse
 from router.ledger.gaps import Gaps
 from router.ledger.store import LedgerStats, LedgerUnavailable
 from router.page.view import Fixed, View
@@ -56,7 +48,6 @@ from router.telemetry.pin_metrics import PinCollector
 from router.telemetry.shared_metrics import SharedMetrics
 from router.turn.context import Context, RelaySettings
 from router.turn.handle import Lifetime
-from router.turn.relay import Relay
 from router.turn.release import Releases
 from router.turn.releasing import Releasing
 from router.turn.sharing import SHARE_EVERY_S, Sharing
@@ -69,8 +60,6 @@ SHARED_SIZES_SWEEPS = 15
 LOOK_AT_SHARED_EVERY_S = 1.0
 """How often each router looks at what handles pin, where that is kept in a shared store."""
 ANNOUNCE_POLL_S = 0.1
-WORKER_READY_WITHIN_S = 10.0
-"""After that time a worker takes connections even if a node has not answered its first probe."""
 PAIRS_ANNOUNCED = 16
 """Pairs named in the log at the start; ``/health`` lists more, and counts all."""
 READ_KEY_EVERY_S = 1.0
@@ -355,58 +344,3 @@ def build(settings: Settings, *, upstream: Upstream | None = None) -> Router:
         router.shared = SharedMetrics((state, pins, ProcessCollector(registry=None)))
     build_info(registry, __version__, settings.verify)
     return router
-
-
-def application(router: Router) -> Starlette:
-    """The ASGI application: inference routes, and what else may be asked on their port."""
-
-    @contextlib.asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        async with router.running():
-            if router.shared is not None:
-                # Nobody asks a single worker whether it is ready: it takes no connection before it is.
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(router.nodes_known(), WORKER_READY_WITHIN_S)
-            yield
-
-    settings, context = router.settings, router.context
-    relay = Relay(context)
-    app = Starlette(lifespan=lifespan, exception_handlers={HTTPException: refuse, Exception: refuse})
-    # A redirect would name another scheme or host than the client came by, and lose what it sent.
-    app.router.redirect_slashes = False
-    for path, endpoint in PATHS.items():
-        route = InferenceRoute(
-            relay, endpoint, router.open_turns, settings.max_body_bytes, settings.identity_header
-        )
-        app.router.routes.append(Route(path, route, methods=["POST"]))
-    app.router.routes.append(Route("/v1/models", ModelsRoute(context).get, methods=["GET"]))
-    app.router.routes.append(EndRoute(context, settings.identity_header).route())
-    app.router.routes += _probe_routes(router)
-    return app
-
-
-def _probe_routes(router: Router) -> list[Route]:
-    fleet = router.context.fleet
-
-    async def live(_: Request) -> Response:
-        return _response(probes.live())
-
-    async def ready(_: Request) -> Response:
-        return _response(probes.ready(fleet.snapshot.nodes, draining=router.draining))
-
-    async def health(_: Request) -> Response:
-        cooling = router.context.doubts.cooling(router.context.now())
-        return _response(
-            probes.health(
-                fleet.snapshot.nodes, mode=router.settings.verify, draining=router.draining, cooling=cooling
-            )
-        )
-
-    async def metrics(_: Request) -> Response:
-        return Response(router.scrape(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
-
-    return [Route(f"/{probe.__name__}", probe) for probe in (live, ready, health, metrics)]
-
-
-def _response(answer: probes.ProbeAnswer) -> Response:
-    return Response(answer.body, answer.status, media_type="application/json")

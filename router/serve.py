@@ -12,7 +12,8 @@ from typing import Any, Final
 import uvicorn
 
 from router import __version__
-from router.app import Router, application, build
+from router.app import Router, build
+from router.front import application
 from router.http.listener import listen, origin_of
 from router.http.protocol import Protocol
 from router.settings import Settings

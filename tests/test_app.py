@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
-from router.app import EngineKey, Router, application, build, relay_settings
+from router.app import EngineKey, Router, build, relay_settings
 from router.engines.upstream import Call, NeverSent
 from router.fleet.node import State
+from router.front import application
 from router.http.openai import PATHS
 from router.ledger.store import LedgerStats, Put, Trace
 from router.serve import server_config

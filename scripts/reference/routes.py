@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 from starlette.routing import BaseRoute, Route
 
-from router.app import application, build
+from router.app import build
+from router.front import application
 from router.http.page import FILES, PageRoutes
 from router.settings import Settings
 from scripts.reference.markdown import code, page, same, table

@@ -12,8 +12,9 @@ import httpx
 import pytest
 import yaml
 
-from router.app import application, build
+from router.app import build
 from router.demo.processes import BOOMERANG, free_port, process, wait_ready
+from router.front import application
 from router.settings import Settings
 from tests.deploy import kube
 from tests.deploy.accepted import settings_of, with_secrets

@@ -189,7 +189,8 @@ async def test_what_is_sent_and_what_is_not_is_counted(collector: Collector) -> 
 
 def test_without_a_collector_nothing_that_sends_spans_is_loaded() -> None:
     source = (
-        "import sys; from router.app import application, build; from router.settings import Settings;"
+        "import sys; from router.app import build; from router.front import application;"
+        "from router.settings import Settings;"
         "r = build(Settings(prefill=('http://p:1',), decode=('http://d:1',))); application(r);"
         "assert r.context.tracing is None;"
         "print([name for name in sys.modules if name in ('router.telemetry.tracing',"

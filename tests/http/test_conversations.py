@@ -7,8 +7,9 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
-from router.app import Router, application, build
+from router.app import Router, build
 from router.errors import RequestError
+from router.front import application
 from router.http.conversations import ConversationRoutes, EndRoute
 from router.http.identity import tenant_of
 from router.http.refusals import refuse

@@ -6,7 +6,8 @@ from contextlib import asynccontextmanager
 
 import httpx
 
-from router.app import application, build
+from router.app import build
+from router.front import application
 from router.settings import Settings
 from router.sim.config import EngineConfig
 from router.sim.engine import SimEngine
