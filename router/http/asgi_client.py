@@ -26,11 +26,17 @@ class Straight(Protocol):
     when_gone: Callable[[], None] | None
     """Called once when it does."""
 
-    def put(self, data: bytes, chunk: bytes | None = None) -> bool:
-        """Write a part of a body that has begun, in the framing that it has; False where it piles up.
+    def start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        """Begin an answer whose body goes this way. Headers have been checked."""
 
-        ``chunk`` is the same as one chunk of a chunked body.
-        """
+    def put(self, data: bytes, chunk: bytes | None = None) -> bool:
+        """Write a part of the body; False where it piles up. ``chunk`` is the same as one HTTP/1.1 chunk."""
+
+    def put_last(self, data: bytes) -> bool:
+        """As ``put``, where the end follows most likely: it may go out with that."""
+
+    def end(self) -> None:
+        """The body is complete."""
 
     async def drained(self) -> None:
         """Until the client has read enough of what piled up, or is gone."""
@@ -53,16 +59,28 @@ class AsgiClient:
         self.request_id = request_id
         self._straight = straight
         self.put = self._keep if straight is None else straight.put
+        self.put_last = self._keep if straight is None else straight.put_last
         self._unsent: list[bytes] = []
         self.started = False
         self.ended = False
         self.left = False
 
     async def start(self, status: int, headers: Sequence[tuple[str, str]]) -> None:
+        if self._straight is not None:
+            self.started = True
+            self._straight.start(status, self._encoded(headers))
+        else:
+            await self._send_head(status, headers)
+
+    async def _send_head(self, status: int, headers: Sequence[tuple[str, str]]) -> None:
         self.started = True
+        message = {"type": "http.response.start", "status": status, "headers": self._encoded(headers)}
+        await self._send(message)
+
+    def _encoded(self, headers: Sequence[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
         encoded = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers]
         encoded.append((b"x-request-id", self.request_id.encode("latin-1", "replace")))
-        await self._send({"type": "http.response.start", "status": status, "headers": encoded})
+        return encoded
 
     def _keep(self, data: bytes, chunk: bytes | None = None) -> bool:
         self._unsent.append(data)
@@ -78,10 +96,13 @@ class AsgiClient:
 
     async def end(self) -> None:
         self.ended = True
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        if self._straight is not None:
+            self._straight.end()
+        else:
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def whole(self, status: int, headers: Sequence[tuple[str, str]], body: bytes) -> None:
-        await self.start(status, [*headers, ("content-length", str(len(body)))])
+        await self._send_head(status, [*headers, ("content-length", str(len(body)))])
         self.ended = True
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 

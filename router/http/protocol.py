@@ -12,7 +12,7 @@
   the transport as they come, and a client's leaving is called out.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import httptools
@@ -30,32 +30,76 @@ _UNREADABLE: Final = errors.BadRequest("this is no HTTP/1.1 request")
 
 
 class StraightWay:
-    """The short way to the connection of one request; an ``asgi_client.Straight``."""
+    """The short way to the connection of one HTTP/1.1 request; an ``asgi_client.Straight``.
 
-    __slots__ = ("_cycle", "_flow", "_protocol", "_write", "is_gone", "when_gone")
+    What is written within one turn of the loop goes out together: a head with the first part of its body, the
+    last part with the end. Each write of its own costs as much as all else that an event does here.
+    """
+
+    __slots__ = ("_cycle", "_flow", "_late", "_protocol", "_write", "is_gone", "when_gone")
 
     def __init__(self, protocol: "Protocol", cycle: RequestResponseCycle) -> None:
         self._protocol, self._cycle = protocol, cycle
         self._flow, self._write = cycle.flow, cycle.transport.write
+        self._late = b""
         self.is_gone = False
         self.when_gone: Callable[[], None] | None = None
+
+    def start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        cycle = self._cycle
+        cycle.response_started, cycle.chunked_encoding = True, True
+        cycle.waiting_for_100_continue = False
+        lines = [STATUS_LINE[status]]
+        for name, value in (*cycle.default_headers, *headers):
+            lines += (name, b": ", value, b"\r\n")
+        if not cycle.keep_alive:
+            lines.append(b"connection: close\r\n")
+        lines.append(b"transfer-encoding: chunked\r\n\r\n")
+        self._put_late(b"".join(lines))
 
     def put(self, data: bytes, chunk: bytes | None = None) -> bool:
         if self.is_gone:
             return True
-        if not self._cycle.chunked_encoding:
-            self._write(data)
-        else:
-            self._write(chunk or b"%x\r\n%b\r\n" % (len(data), data))
+        framed = chunk or b"%x\r\n%b\r\n" % (len(data), data)
+        if self._late:
+            framed, self._late = self._late + framed, b""
+        self._write(framed)
         return not self._flow.write_paused
 
+    def put_last(self, data: bytes) -> bool:
+        self._put_late(b"%x\r\n%b\r\n" % (len(data), data))
+        return not self._flow.write_paused
+
+    def end(self) -> None:
+        cycle = self._cycle
+        if self.is_gone:
+            return
+        late, self._late = self._late, b""
+        self._write(late + b"0\r\n\r\n")
+        cycle.response_complete = True
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            cycle.transport.close()
+        cycle.on_response()
+
     async def drained(self) -> None:
+        self._send_late()
         await self._flow.drain()
 
     def watch(self) -> None:
         self._protocol.serves = self
         self.is_gone = self._protocol.is_gone
         self._flow.resume_reading()  # an end of the connection is not seen while nothing is read of it
+
+    def _put_late(self, data: bytes) -> None:
+        if not self._late:
+            self._protocol.loop.call_soon(self._send_late)
+        self._late += data
+
+    def _send_late(self) -> None:
+        late, self._late = self._late, b""
+        if late and not self.is_gone:
+            self._write(late)
 
 
 class Protocol(HttpToolsProtocol):
@@ -104,8 +148,9 @@ class Protocol(HttpToolsProtocol):
             return
         super().on_headers_complete()
         # The cycle's task is made, and has not begun to run.
-        self.scope["extensions"] = {STRAIGHT: StraightWay(self, self.cycle)}  # type: ignore[dict-item]
-        if self.scope["http_version"] == "1.0":
+        if self.scope["http_version"] != "1.0":
+            self.scope["extensions"] = {STRAIGHT: StraightWay(self, self.cycle)}  # type: ignore[dict-item]
+        else:
             self.cycle.send = _until_close(self.cycle)  # type: ignore[method-assign, assignment]
 
     def connection_lost(self, exc: Exception | None) -> None:

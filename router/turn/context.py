@@ -98,6 +98,9 @@ class Client(Protocol):
         ``chunk`` is the same in the chunked coding, for a client that gets the body so.
         """
 
+    def put_last(self, data: bytes) -> bool:
+        """As ``put``, where the end follows most likely."""
+
     async def flush(self) -> None:
         """Until the client has read on, if it had fallen behind."""
 

@@ -20,6 +20,7 @@ class Forwarding:
         "_is_let_go",
         "_now",
         "_put",
+        "_put_last",
         "_read_at_s",
         "_record",
         "_wire",
@@ -29,7 +30,8 @@ class Forwarding:
     def __init__(
         self, client: Client, wire: Tap, record: Record, now: Callable[[], float], waited_from_s: float
     ) -> None:
-        self._put, self._wire, self._record, self._now = client.put, wire, record, now
+        self._put, self._put_last = client.put, client.put_last
+        self._wire, self._record, self._now = wire, record, now
         self._has_begun = False
         self._held = b""
         self._is_let_go = False
@@ -61,6 +63,8 @@ class Forwarding:
         """The end may go out; as ``take``."""
         self._is_let_go = True
         held, self._held = self._held, b""
+        if self._has_begun:
+            return not held or self._put_last(held)
         return self._put_first(held)
 
     def _put_first(self, out: bytes) -> bool:

@@ -184,7 +184,7 @@ def _read(
     salt: str | None,
 ) -> Prefilled:
     try:
-        lifted = tap.lift(answer.body, _LIFT_IDS).answer
+        lifted = tap.read(answer.body, _LIFT_IDS)
     except ValueError as error:
         raise PrefillFailed(f"an answer that is no JSON object: {error}") from None
     if lifted.error is not None or lifted.unreadable:

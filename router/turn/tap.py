@@ -27,11 +27,13 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
+
 from router.turn.reading import EMPTY, Answer, Reading
 from router.turn.splice import Edit, Member, apply, members, objects, removal
 from router.turn.sse import DEFAULT_MAX_EVENT_BYTES, Event, Framer, ends_event
 
-__all__ = ["Answer", "Lifted", "Tap", "TapEnd", "TapSettings", "error_event", "lift"]
+__all__ = ["Answer", "Lifted", "Tap", "TapEnd", "TapSettings", "error_event", "lift", "read"]
 
 _PARAMS = "kv_transfer_params"
 _PRIVATE = frozenset({_PARAMS, "ec_transfer_params"})
@@ -45,6 +47,13 @@ _TEXT = re.compile(rb'[^"\\\x00-\x1f]*+')
 """A text that needs no escape: it ends neither itself, nor its string, nor its event."""
 _MAX_LESSONS = 8
 """Streams whose events are never alike are not to be learned from for ever."""
+
+
+class _Carried(msgspec.Struct, gc=False):
+    kv_transfer_params: msgspec.Raw = msgspec.Raw()
+
+
+_decode_carried = msgspec.json.Decoder(_Carried).decode
 
 # What every chunk of an OpenAI stream carries, whatever it is for.
 _ENVELOPE = frozenset({"id", "object", "created", "model", "system_fingerprint", "service_tier"})
@@ -225,6 +234,20 @@ def lift(body: bytes, settings: TapSettings) -> Lifted:
     private = _find_private(body, settings, blank=True)
     reading.params = private.params
     return Lifted(body=apply(body, private.edits) if private.edits else body, answer=reading.answer())
+
+
+def read(body: bytes, settings: TapSettings) -> Answer:
+    """What `lift` reads, of a whole answer that goes to no client, so that nothing is to be taken out of it.
+
+    Raises `ValueError` when the body is not a JSON object.
+    """
+    reading = Reading(lift_token_ids=settings.lift_token_ids)
+    reading.read(body)
+    if reading.unreadable:
+        return lift(body, settings).answer
+    params = bytes(_decode_carried(body).kv_transfer_params)
+    reading.params = params if params not in (b"", b"null") else None
+    return reading.answer()
 
 
 def error_event(message: str, kind: str, code: int | str) -> bytes:

@@ -53,6 +53,9 @@ class RecordingClient:
         self.body += data
         return not self.reads_every_s
 
+    def put_last(self, data: bytes) -> bool:
+        return self.put(data)
+
     async def flush(self) -> None:
         await asyncio.sleep(self.reads_every_s)
 
