@@ -18,6 +18,7 @@ from router.http.conversations import EndRoute
 from router.http.models import ModelsRoute
 from router.http.openai import PATHS, InferenceRoute
 from router.http.refusals import refuse
+from router.http.straight_app import StraightApp
 from router.turn.relay import Relay
 
 WORKER_READY_WITHIN_S = 10.0
@@ -38,7 +39,14 @@ def application(router: Router) -> FastAPI:
 
     settings, context = router.settings, router.context
     relay = Relay(context)
-    app = FastAPI(
+    inference = {
+        path: InferenceRoute(
+            relay, endpoint, router.open_turns, settings.max_body_bytes, settings.identity_header
+        )
+        for path, endpoint in PATHS.items()
+    }
+    app = StraightApp(
+        inference,
         title="Boomerang",
         version=__version__,
         lifespan=lifespan,
@@ -49,11 +57,6 @@ def application(router: Router) -> FastAPI:
         redirect_slashes=False,
         exception_handlers={HTTPException: refuse, Exception: refuse},
     )
-    for path, endpoint in PATHS.items():
-        route = InferenceRoute(
-            relay, endpoint, router.open_turns, settings.max_body_bytes, settings.identity_header
-        )
-        app.router.routes.append(Route(path, route, methods=["POST"]))
     app.router.routes.append(Route("/v1/models", ModelsRoute(context).get, methods=["GET"]))
     app.router.routes.append(EndRoute(context, settings.identity_header).route())
     app.router.routes += _probe_routes(router)

@@ -21,6 +21,8 @@ from router.telemetry import logs, shared_metrics
 from router.workers import Workers
 
 LOG = logging.getLogger("router")
+GC_OBJECTS = 10_000
+"""New objects, less those that are gone, until the youngest are searched for cycles."""
 FILES_A_TURN: Final = 3
 """Descriptors: the client's connection, and one to each of the two nodes."""
 FILES_BESIDES: Final = 256
@@ -71,6 +73,7 @@ def server_config(settings: Settings, router: Router) -> uvicorn.Config:
         access_log=False,
         log_config=None,
         server_header=False,
+        proxy_headers=False,  # nothing here asks for a client's address
         timeout_keep_alive=math.ceil(settings.keepalive_s),
         timeout_graceful_shutdown=math.ceil(settings.drain_s),
     )
@@ -132,5 +135,7 @@ def serve(settings: Settings, *, listener: socket.socket | None = None, parent: 
     # What is loaded by now stays: without it a full collection of a large ledger is shorter.
     gc.collect()
     gc.freeze()
+    # A turn makes some thousand objects and leaves few cycles: not each one is to look for them.
+    gc.set_threshold(GC_OBJECTS, 20, 20)
     server.run(sockets=[listener] if listener is not None else None)
     return 0 if server.started else 1

@@ -22,7 +22,11 @@ COLD_PARAMS: Final = (
 )
 """What a prefill leg carries when P is to read nothing: compute, and keep the blocks for D."""
 
+_ADDRESS: Final = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port")
+"""P ignores a handle silently unless these are there, and ``remote_block_ids`` is not empty."""
+
 _Members = dict[str, msgspec.Raw]
+_decode: Final = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class NotParams(ValueError):
@@ -88,49 +92,30 @@ def _block_counts(blocks: object) -> tuple[int, ...]:
     return ()
 
 
-class _Read(msgspec.Struct, gc=False, rename={"stamp": STAMP_FIELD}):
-    """The members that are read, in one pass; none has a type that could be relied upon."""
-
-    do_remote_decode: Any = None
-    do_remote_prefill: Any = None
-    remote_block_ids: Any = None
-    remote_num_tokens: Any = None
-    remote_blocks_expiry_time: Any = None
-    remote_prefill_cached_tokens: Any = None
-    transfer_mode: Any = None
-    dcp_size: Any = None
-    stamp: Any = None
-    remote_engine_id: Any = None
-    remote_request_id: Any = None
-    remote_host: Any = None
-    remote_port: Any = None
-
-
-_decode = msgspec.json.Decoder(_Read).decode
-
-
 @functools.lru_cache(maxsize=64)
 def read(raw: bytes) -> Params:
     """Read params. Raises NotParams."""
     try:
-        found = _decode(raw)
+        wanted = _decode(raw)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise NotParams(f"kv_transfer_params cannot be read: {error}") from None
-    stamp = found.stamp if isinstance(found.stamp, Mapping) else {}
-    reused, verified = found.remote_prefill_cached_tokens, stamp.get("verified_tokens")
-    address = (found.remote_engine_id, found.remote_request_id, found.remote_host, found.remote_port)
+    given = wanted.get
+    stamp = given(STAMP_FIELD)
+    if not isinstance(stamp, Mapping):
+        stamp = {}
+    reused, verified = given("remote_prefill_cached_tokens"), stamp.get("verified_tokens")
+    dcp_size = given("dcp_size")
     return Params(
-        do_remote_decode=found.do_remote_decode is True,
-        do_remote_prefill=found.do_remote_prefill is True,
-        # P ignores a handle silently unless these are there, and ``remote_block_ids`` is not empty.
-        addressed=all(part not in (None, "") for part in address),
-        engine_id=str(found.remote_engine_id or ""),
-        tokens=_whole(found.remote_num_tokens),
-        block_counts=_block_counts(found.remote_block_ids),
+        do_remote_decode=given("do_remote_decode") is True,
+        do_remote_prefill=given("do_remote_prefill") is True,
+        addressed=all(given(name) not in (None, "") for name in _ADDRESS),
+        engine_id=str(given("remote_engine_id") or ""),
+        tokens=_whole(given("remote_num_tokens")),
+        block_counts=_block_counts(given("remote_block_ids")),
         # Absent in older connectors, which know no context parallelism; a value that is no number is not 1.
-        dcp_size=1 if found.dcp_size is None else _whole(found.dcp_size),
-        expires=type(found.remote_blocks_expiry_time) in (int, float),
-        push_mode=found.transfer_mode == "push",
+        dcp_size=1 if dcp_size is None else _whole(dcp_size),
+        expires=type(given("remote_blocks_expiry_time")) in (int, float),
+        push_mode=given("transfer_mode") == "push",
         reused_tokens=reused if type(reused) is int and reused >= 0 else None,
         stamped="digests" in stamp,
         verified_tokens=verified if type(verified) is int and verified >= 0 else None,
