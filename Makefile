@@ -21,8 +21,7 @@ demo: setup ## Play an agent against simulated engines, with reuse off and on (A
 	@$(BIN)/boomerang demo $(ARGS)
 
 test: setup ## Run every test that needs no real engine (ARGS go to pytest)
-	@bash scripts/redis.sh
-	@bash scripts/prometheus.sh
+	@bash scripts/programs.sh
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 $(ARGS)
 	cd deploy/vllm-plugin && ../../$(BIN)/python -m pytest -q
 

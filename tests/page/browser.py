@@ -25,9 +25,7 @@ NARROW: Final = (390, 844)
 def chromium() -> str | None:
     """The browser's path: ``BOOMERANG_CHROMIUM``, or one of the usual names; None where there is none."""
     named = os.environ.get("BOOMERANG_CHROMIUM")
-    return named or next(
-        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-    )
+    return named or next(filter(None, map(shutil.which, NAMES)), None)
 
 
 @asynccontextmanager
