@@ -130,11 +130,13 @@ def _one_prompt(given: object) -> Prompt:
     raise BadRequest("prompt must be text or a list of token ids", param="prompt")
 
 
-def _truncated(prompt: Prompt, fields: Mapping[str, Any], config: EngineConfig) -> Prompt:
+def _truncated(prompt: Prompt, fields: Mapping[str, Any], config: EngineConfig, *, chat: bool) -> Prompt:
     keep = _whole(fields, "truncate_prompt_tokens")
     if keep is None:
         return prompt
-    return prompt.last(longest_tokens(config) - 1 if keep < 0 else max(keep, 1))
+    if keep < 0:  # as much as the answer leaves room for
+        keep = longest_tokens(config) - (_asked_tokens(fields, chat=chat) or 0)
+    return prompt.last(max(keep, 1))
 
 
 def read_job(fields: Mapping[str, Any], config: EngineConfig, *, chat: bool) -> Job:
@@ -160,7 +162,7 @@ def read_job(fields: Mapping[str, Any], config: EngineConfig, *, chat: bool) -> 
     if params and params.get("prompt_token_ids") and len(prompts) == 1 and not _has_media(prompts[0]):
         params = dict(params)
         prompts = (_one_prompt(params.pop("prompt_token_ids")),)
-    prompts = tuple(_truncated(prompt, fields, config) for prompt in prompts)
+    prompts = tuple(_truncated(prompt, fields, config, chat=chat) for prompt in prompts)
     longest = max(len(prompt.ids) for prompt in prompts)
     max_tokens = _max_tokens(fields, config, longest, chat=chat)
     return Job(
@@ -201,6 +203,12 @@ def _logprobs(fields: Mapping[str, Any], *, chat: bool) -> int | None:
     return top if fields.get("logprobs") else None
 
 
+def _asked_tokens(fields: Mapping[str, Any], *, chat: bool) -> int | None:
+    """How long an answer the client asks for; None where it leaves that to the engine."""
+    asked = _whole(fields, "max_tokens", None if chat else 16)
+    return _whole(fields, "max_completion_tokens", asked) if chat else asked
+
+
 def _max_tokens(fields: Mapping[str, Any], config: EngineConfig, prompt_tokens: int, *, chat: bool) -> int:
     longest = longest_tokens(config)
     if prompt_tokens >= longest:
@@ -210,9 +218,7 @@ def _max_tokens(fields: Mapping[str, Any], config: EngineConfig, prompt_tokens: 
             f"reduce the length of the input prompt. (parameter=input_tokens, value={prompt_tokens})",
             param="input_tokens",
         )
-    asked = _whole(fields, "max_tokens", None if chat else 16)
-    if chat:
-        asked = _whole(fields, "max_completion_tokens", asked)
+    asked = _asked_tokens(fields, chat=chat)
     if asked is None:
         return longest - prompt_tokens
     if asked < 1 and (chat or not fields.get("echo")):

@@ -37,6 +37,8 @@ class Unsplit(StrEnum):
     BEAM_SEARCH = "beam_search"
     PROMPT_LIST = "prompt_list"
     ECHO_LOGPROBS = "echo_logprobs"
+    TRUNCATION = "truncation"
+    """It is cut to what the answer leaves room for, and P, asked for one token, would cut another one."""
     PROMPT_LOGPROBS = "prompt_logprobs"
     PROMPT_EMBEDS = "prompt_embeds"
 
@@ -94,11 +96,23 @@ def unsplit_reason(endpoint: Endpoint, members: Mapping[str, msgspec.Raw]) -> Un
         (Unsplit.PROMPT_LIST, endpoint is Endpoint.COMPLETIONS and _is_prompt_list(members.get("prompt"))),
         (
             Unsplit.ECHO_LOGPROBS,
-            # Completions count their log-probabilities: 0 asks for those of the chosen tokens.
-            _wanted(members, "echo") and _wanted(members, "logprobs"),
+            # Completions count their log-probabilities: 0 asks for those of the chosen tokens. An echoed chat
+            # asks for the prompt's by itself: vLLM takes ``top_logprobs`` for it, which is 0, not null.
+            _wanted(members, "echo") and (endpoint is Endpoint.CHAT or _wanted(members, "logprobs")),
         ),
+        (Unsplit.TRUNCATION, _present(members, "truncate_prompt_tokens") and not _keeps_a_count(members)),
     )
     return next((reason for reason, applies in rules if applies), None)
+
+
+def _keeps_a_count(members: Mapping[str, msgspec.Raw]) -> bool:
+    """Whether ``truncate_prompt_tokens`` says how many tokens stay.
+
+    To vLLM -1 means as many as the model takes less those of the answer (``TokenizeParams.max_input_tokens``
+    in renderers/params.py): another prompt on each leg.
+    """
+    count = small(members, "truncate_prompt_tokens")
+    return isinstance(count, int | float) and count >= 0
 
 
 def _present(members: Mapping[str, msgspec.Raw], name: str) -> bool:

@@ -92,7 +92,8 @@ UNSPLIT = {
     "best_of": "`best_of` is not 1",
     "beam_search": "`use_beam_search`",
     "prompt_list": "several prompts in one request",
-    "echo_logprobs": "`echo` with `logprobs`",
+    "echo_logprobs": "`echo` with `logprobs`; of a chat, `echo`",
+    "truncation": "`truncate_prompt_tokens` is negative: what is cut off depends on the answer's length",
     "prompt_logprobs": "`prompt_logprobs`",
     "prompt_embeds": "`prompt_embeds`",
 }

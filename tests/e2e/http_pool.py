@@ -380,15 +380,17 @@ async def second_turn(pool: HttpPool, text: str = "hello") -> Body:
     return continued(body, await pool.turn(body))
 
 
-async def alone(body: Body) -> bytes:
+async def alone(body: Body, engine: EngineConfig = NO_CACHE_P) -> bytes:
     """What an engine says that nobody disturbs."""
-    async with sim_servers([NO_CACHE_P]) as (server,), direct_client(server.origin) as http:
+    async with sim_servers([engine]) as (server,), direct_client(server.origin) as http:
         return comparable((await http.post(CHAT, json=body)).content)
 
 
-async def assert_right(pool: HttpPool, answer: httpx.Response, body: Body) -> None:
+async def assert_right(
+    pool: HttpPool, answer: httpx.Response, body: Body, engine: EngineConfig = NO_CACHE_P
+) -> None:
     """The client has the answer of an undisturbed engine. Raises AssertionError."""
     assert answer.status_code == 200, answer.text
-    assert comparable(answer.content) == await alone(body)
+    assert comparable(answer.content) == await alone(body, engine)
     await pool.idle()
     pool.sound()

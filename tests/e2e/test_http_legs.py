@@ -1,6 +1,7 @@
 """What each leg of a turn carries, as the engines see it."""
 
 import json
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.e2e.http_pool import (
     STOCK_33,
     Body,
     HttpPool,
+    assert_right,
     carries_handle,
     continued,
     fault,
@@ -225,6 +227,7 @@ UNSPLIT: dict[str, tuple[str, Body]] = {
     "prompt_list": (COMPLETIONS, {"prompt": ["hi", "there"]}),
     "echo_logprobs": (COMPLETIONS, {"prompt": "hi", "echo": True, "logprobs": 1}),
     "prompt_embeds": (COMPLETIONS, {"prompt": "hi", "prompt_embeds": "AAAA"}),
+    "truncation": (CHAT, opening(truncate_prompt_tokens=-1, max_tokens=5)),
     "endpoint": ("/v1/embeddings", {"input": "hi"}),
 }
 
@@ -245,6 +248,17 @@ async def test_what_cannot_be_split_runs_on_one_node_without_any_params(reason: 
         assert not pool.d.engine.pins.by_request, "nothing that nobody would ever free"
         assert await pool.metric("turns_total", plan="unsplit", reason=reason) == 2
         assert await pool.metric("handles_total") == 0
+
+
+async def test_a_prompt_that_is_cut_to_fit_its_answer_is_the_same_for_the_node_that_answers() -> None:
+    """-1 keeps what the answer leaves room for: asked for one token, P would keep more than D."""
+    small = replace(STOCK_33, max_model_len=800, prefix_cache=False)
+    body = opening("and now? " * 100, truncate_prompt_tokens=-1, max_tokens=300, return_token_ids=True)
+    for config in (small, replace(small, plugin=True)):
+        async with http_pool(config) as pool:
+            answer = await pool.chat(body)
+            assert len(answer.json()["prompt_token_ids"]) == 500
+            await assert_right(pool, answer, body, small)
 
 
 async def test_a_streamed_answer_with_several_choices_leaves_no_handle() -> None:

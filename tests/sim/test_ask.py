@@ -60,6 +60,13 @@ async def test_a_prompt_can_lose_its_beginning() -> None:
     assert cut["prompt_token_ids"] == whole["prompt_token_ids"][-10:]
 
 
+async def test_a_prompt_can_make_room_for_its_answer() -> None:
+    body = {"messages": [user("one " * 100)], "truncate_prompt_tokens": -1, "return_token_ids": True}
+    for asked in (20, 30):
+        answer = await Pool(max_model_len=100).ask("x", {**body, "max_tokens": asked})
+        assert len(answer["prompt_token_ids"]) == 100 - asked
+
+
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 

@@ -227,19 +227,24 @@ LONG_TWO = b"2." + b"0" * 80
         (b'"prompt_embeds":null', None),
         (b'"prompt_embeds":"' + b"A" * 5000 + b'"', Unsplit.PROMPT_EMBEDS),
         (b'"prompt_embeds":["QUJD"]', Unsplit.PROMPT_EMBEDS),
-        (b'"echo":true', None),
         (b'"logprobs":5', None),
         (b'"logprobs":true,"top_logprobs":5', None),
         (b'"echo":false,"logprobs":5', None),
         (b'"echo":null,"logprobs":5', None),
-        (b'"echo":true,"logprobs":null', None),
-        (b'"echo":true,"logprobs":false', None),
         (b'"echo":true,"logprobs":0', Unsplit.ECHO_LOGPROBS),
         (b'"echo":true,"logprobs":0.0', Unsplit.ECHO_LOGPROBS),
         (b'"echo":true,"logprobs":1', Unsplit.ECHO_LOGPROBS),
         (b'"echo":true,"logprobs":true', Unsplit.ECHO_LOGPROBS),
         (b'"echo":"true","logprobs":5', Unsplit.ECHO_LOGPROBS),
         (b'"echo":1,"logprobs":5', Unsplit.ECHO_LOGPROBS),
+        (b'"truncate_prompt_tokens":null', None),
+        (b'"truncate_prompt_tokens":0', None),
+        (b'"truncate_prompt_tokens":500', None),
+        (b'"truncate_prompt_tokens":-1', Unsplit.TRUNCATION),
+        (b'"truncate_prompt_tokens":-1.0', Unsplit.TRUNCATION),
+        (b'"truncate_prompt_tokens":"-1"', Unsplit.TRUNCATION),
+        (b'"truncate_prompt_tokens":1e999', Unsplit.TRUNCATION),
+        (b'"truncate_prompt_tokens":{}', Unsplit.TRUNCATION),
         (b'"\\u006e":2', Unsplit.CHOICES),
         (b'"n":1,"n":2', Unsplit.CHOICES),
         (b'"n":2,"n":1', None),
@@ -250,6 +255,14 @@ LONG_TWO = b"2." + b"0" * 80
 @pytest.mark.parametrize("endpoint", [Endpoint.CHAT, Endpoint.COMPLETIONS])
 def test_what_cannot_be_split_and_why(endpoint: Endpoint, members: bytes, reason: Unsplit | None) -> None:
     assert read(b'{"model":"m",' + members + b"}", endpoint).unsplit is reason
+
+
+@pytest.mark.parametrize("more", [b"", b',"logprobs":null', b',"logprobs":false'])
+def test_an_echo_asks_for_the_prompts_log_probabilities_in_a_chat(more: bytes) -> None:
+    body = b'{"model":"m","echo":true' + more + b"}"
+    assert read(body, Endpoint.CHAT).unsplit is Unsplit.ECHO_LOGPROBS
+    assert read(body, Endpoint.COMPLETIONS).unsplit is None
+    assert read(body.replace(b"true", b"false"), Endpoint.CHAT).unsplit is None
 
 
 @pytest.mark.parametrize(
