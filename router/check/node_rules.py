@@ -28,8 +28,9 @@ def version_of(engine: Engine) -> tuple[int, int] | None:
 def reachable(node: Node, _: Assumed) -> Judged:
     if node.state is State.READY:
         return ok(node.origin)
+    told = node.reason if node.reason.startswith(node.origin) else f"{node.origin}: {node.reason}"
     return error(
-        f"{node.origin}: {node.reason}",
+        told,
         "start the engine, or correct the address; a firewall or a wrong port looks the same",
     )
 

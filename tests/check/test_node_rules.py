@@ -47,6 +47,12 @@ def test_of_a_dead_node_only_that_is_said() -> None:
     assert [each.check for each in node_rules.judge_node(P, Assumed())] == list(node_rules.NODE_RULES)
 
 
+def test_an_address_is_told_once() -> None:
+    dead = replace(P, state=State.EJECTED, reason=f"{P.origin}: connection refused", engine=Engine())
+    (found,) = node_rules.judge_node(dead, Assumed())
+    assert found.seen == dead.reason
+
+
 @pytest.mark.parametrize(
     ("ours", "theirs", "verdict"),
     [
