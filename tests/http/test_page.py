@@ -146,6 +146,10 @@ async def test_with_a_token_the_files_are_open_and_what_happens_is_not() -> None
         for headers in ({}, {"authorization": "Bearer wrong"}):
             assert error_of(await http.get(EVENTS, headers=headers))["status"] == 401
         assert error_of(await http.get(f"{EVENTS}?token={TOKEN}"))["status"] == 401, "never in an address"
+        for host in ("h/page?", "h/page#", "h/page;", "h\\/page?"):
+            # What a client calls the host is no part of the path that is asked for.
+            for path in (EVENTS, "/admin/nodes"):
+                assert (await http.get(path, headers={"host": host})).status_code in (400, 401)
         async with http.stream("GET", EVENTS, headers={"authorization": f"Bearer {TOKEN}"}) as answer:
             assert answer.status_code == 200
 
