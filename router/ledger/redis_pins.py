@@ -73,7 +73,9 @@ class RedisPins(Slots):
                 continue
             if deadline_s is None or not float(deadline_s) > now_s:
                 # Late: it does not stand in the way again.
-                await self._release(slot, serial, version=str(int(version)))
+                _, handle = await self._release(slot, serial, version=str(int(version)))
+                if handle is not None:  # given back a moment ago, and taken by now
+                    self.on_left(handle, Leaving.BUDGET)
                 continue
             return Candidate(name, int(version), decode, finish, int(tokens), since_s, float(deadline_s))
         return None

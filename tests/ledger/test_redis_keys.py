@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -184,6 +185,29 @@ async def test_release_passes_over_what_has_expired(own: Server) -> None:
         assert candidate is not None
         assert candidate.branch == branch
         assert {key: one.handles for key, one in (await ledger.pinned()).items()} == {"http://d:8200": 1}
+
+
+async def test_a_handle_that_is_given_back_while_release_looks_is_told_of(
+    own: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(time.time())
+    left: list[tuple[Handle, Leaving]] = []
+    async with redis_ledger(own.url, now=clock, on_left=lambda *told: left.append(told)) as ledger:
+        _, handle = await Play(ledger, clock).finish(asking("m0"), None)
+        pipeline = ledger._calls.pipeline
+
+        async def in_between(key: bytes, commands: list[tuple[Any, ...]]) -> list[Any]:
+            if commands[0][0] != "HMGET":
+                return await pipeline(key, commands)
+            found = await ledger.find(asking("m0", "a0", "m1"))
+            told = await pipeline(key, commands)
+            assert found is not None
+            assert await ledger.give_back(found)
+            return told
+
+        monkeypatch.setattr(ledger._calls, "pipeline", in_between)
+        assert await ledger.oldest("http://d:8200", Finish.OTHER) is None
+        assert left == [(handle, Leaving.BUDGET)]
 
 
 async def test_two_routers_never_release_the_same(own: Server) -> None:
