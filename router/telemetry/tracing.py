@@ -153,7 +153,7 @@ def spans_of(traced: TurnTraced, resource: Resource) -> Iterator[ReadableSpan]:
     own = _context(turn.trace_id, traced.span_id)
     operation = OPERATIONS.get(traced.path) or traced.path.rpartition("/")[2]
     yield ReadableSpan(
-        f"{operation} {turn.model}"[:_MAX_CHARS] if turn.model else operation,
+        _told(f"{operation} {turn.model}") if turn.model else operation,
         own,
         _context(turn.trace_id, traced.parent_id, is_remote=True) if traced.parent_id else None,
         resource,
@@ -182,7 +182,7 @@ def spans_of(traced: TurnTraced, resource: Resource) -> Iterator[ReadableSpan]:
 
 
 def _of_turn(turn: TurnEnded, path: str, operation: str) -> Mapping[str, AttributeValue]:
-    finish = [turn.finish_reason] if turn.finish_reason else None
+    finish = [_told(turn.finish_reason)] if turn.finish_reason else None
     error = str(turn.status) if turn.status >= 400 else turn.ended_by
     return _known(
         {

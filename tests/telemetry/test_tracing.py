@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from opentelemetry.sdk.resources import Resource
@@ -255,12 +255,16 @@ def test_a_leg_that_failed_is_an_error() -> None:
 def test_texts_are_bounded_and_hold_no_secret() -> None:
     turn = replace(
         TRACED.turn, model="m" * 100_000, conversation="redis://u:hunter2@h", detail="Bearer hunter2",
-        ended_by=EndedBy.FAULT,
+        ended_by=EndedBy.FAULT, finish_reason="Bearer hunter2 " + "f" * 1_000,
     )  # fmt: skip
     span = spans(replace(TRACED, turn=turn))[0]
     assert len(span.name) <= 256
-    assert all(len(value) <= 256 for value in (span.attributes or {}).values() if isinstance(value, str))
+    attributes = span.attributes or {}
+    assert all(len(value) <= 256 for value in attributes.values() if isinstance(value, str))
+    (finish,) = cast(tuple[str], attributes["gen_ai.response.finish_reasons"])
+    assert len(finish) <= 256
     assert "hunter2" not in span.to_json()
+    assert "hunter2" not in spans(replace(TRACED, turn=replace(turn, model="http://u:hunter2@m")))[0].name
 
 
 async def test_over_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
