@@ -1,6 +1,7 @@
 """Runs a router: on a socket, until it is stopped, in one process or in several."""
 
 import asyncio
+import contextlib
 import gc
 import logging
 import math
@@ -103,7 +104,9 @@ def allow_files(needed: int) -> None:
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return
     if min(limits) > soft:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(limits), hard))
+        # A sandbox may forbid it, and some systems take less than their own hard limit.
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(limits), hard))
     if min(limits) < needed:
         LOG.info("max_turns: that many turns would need %d open files, and the limit is %d", needed, hard)
 

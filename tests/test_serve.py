@@ -33,6 +33,19 @@ def test_a_soft_limit_of_open_files_is_raised_as_far_as_turns_need() -> None:
     assert open_files(600, 1_000, 500) == ["600", "1000"]
 
 
+def test_where_the_limit_may_not_be_changed_it_stays() -> None:
+    forbidden = (
+        "import resource\n"
+        "from router.serve import allow_files\n"
+        "def refuse(*_): raise ValueError('not permitted')\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 1_000))\n"
+        "resource.setrlimit = refuse\n"
+        "allow_files(500)\n"
+        "print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    assert run(forbidden) == ["100", "1000"]
+
+
 def test_a_hard_limit_that_is_too_low_is_told() -> None:
     told = " ".join(open_files(100, 400, 500))
     assert told == ("max_turns: that many turns would need 500 open files, and the limit is 400 400 400")
