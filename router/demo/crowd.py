@@ -24,7 +24,12 @@ def crowd(base_url: str, model: str, agents: int, seed: int = 1) -> Iterator[Non
     """Let ``agents`` agents talk to a router; at the end each is stopped after the turn that it is in."""
     stop = threading.Event()
     threads = [
-        threading.Thread(target=_talk, args=(base_url, model, seed + number, stop), daemon=True)
+        threading.Thread(
+            target=_talk,
+            args=(base_url, model, seed + number, stop),
+            name=f"agent {number}",
+            daemon=True,
+        )
         for number in range(agents)
     ]
     for thread in threads:

@@ -1,6 +1,6 @@
 // Conversations as they run: a bar for each turn, as high as its prompt is long.
 
-import { by, clock, count, make, mark, say, short, time } from "./dom.js";
+import { by, clock, count, make, mark, say, time } from "./dom.js";
 import { fly, nameOf } from "./pool.js";
 
 const MAX_KEPT = 200; // conversations
