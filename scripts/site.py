@@ -22,19 +22,19 @@ LINK = re.compile(r"(?<!\\)(?P<image>!?)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((
 FENCE = re.compile(r"^( *)(```+|~~~+).*?^\1\2[ \t]*$", re.MULTILINE | re.DOTALL)
 
 
-def stage() -> None:
-    """Fill ``build/docs`` anew."""
-    shutil.rmtree(STAGED, ignore_errors=True)
+def stage(folder: Path = STAGED) -> None:
+    """Fill a folder anew."""
+    shutil.rmtree(folder, ignore_errors=True)
     for path in sorted((ROOT / "docs").rglob("*")):
         if path.is_file():
-            _put(path.relative_to(ROOT).as_posix(), path.relative_to(ROOT / "docs").as_posix())
+            _put(path.relative_to(ROOT).as_posix(), path.relative_to(ROOT / "docs").as_posix(), folder)
     for source, page in ELSEWHERE.items():
         if source != "README.md":
-            _put(source, page)
+            _put(source, page, folder)
 
 
-def _put(source: str, page: str) -> None:
-    target = STAGED / page
+def _put(source: str, page: str, folder: Path) -> None:
+    target = folder / page
     target.parent.mkdir(parents=True, exist_ok=True)
     if not page.endswith(".md"):
         shutil.copyfile(ROOT / source, target)
