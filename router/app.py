@@ -82,6 +82,7 @@ def relay_settings(settings: Settings, key: Callable[[], str | None]) -> RelaySe
         first_token_s=settings.first_token_timeout_s,
         decode_s=settings.decode_timeout_s,
         idle_s=settings.idle_timeout_s,
+        client_s=settings.client_timeout_s,
         expose_params=settings.expose_params,
         explain_headers=settings.explain_headers,
         prefill_lease_s=settings.prefill_lease_s,

@@ -259,6 +259,9 @@ class Settings(BaseSettings):
         None, description="Limit on a streamed decode leg's first token"
     )
     idle_timeout_s: Seconds | None = Field(300.0, description="Longest gap within a streamed answer")
+    client_timeout_s: Seconds | None = Field(
+        600.0, description="How long a client may read nothing of a stream that waits for it"
+    )
     decode_timeout_s: Seconds | None = Field(None, description="Limit on a decode leg that is not streamed")
     engine_client: Literal["httptools", "aiohttp"] = Field(
         "httptools", description="HTTP client towards engines: our own, or aiohttp should that one fail you"

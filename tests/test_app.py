@@ -60,6 +60,7 @@ OTHER_NAME = {
     "first_token_s": ("first_token_timeout_s", 4.25),
     "decode_s": ("decode_timeout_s", 5.25),
     "idle_s": ("idle_timeout_s", 6.25),
+    "client_s": ("client_timeout_s", 7.25),
 }
 NOT_SETTINGS = {"verify_s", "max_answer_bytes", "api_key", "lifetime"}
 

@@ -41,6 +41,9 @@ class Straight(Protocol):
     async def drained(self) -> None:
         """Until the client has read enough of what piled up, or is gone."""
 
+    def drop(self) -> None:
+        """Close the connection at once."""
+
     def watch(self) -> None:
         """Look out for the client's leaving, also while nothing is read of it."""
 
@@ -93,6 +96,12 @@ class AsgiClient:
             data = b"".join(self._unsent)
             self._unsent.clear()
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    def drop(self) -> None:
+        self.ended = True
+        if self._straight is not None:
+            self._straight.drop()
+        # Another server closes the connection of an answer that is left incomplete.
 
     async def end(self) -> None:
         self.ended = True

@@ -86,6 +86,10 @@ class StraightWay:
         self._send_late()
         await self._flow.drain()
 
+    def drop(self) -> None:
+        self._cycle.disconnected = True
+        self._cycle.transport.abort()  # closing would wait until what is unread is read
+
     def watch(self) -> None:
         self._protocol.serves = self
         self.is_gone = self._protocol.is_gone

@@ -19,7 +19,7 @@ from router.telemetry.facts import EndedBy, LegFailed, LegFault
 from router.turn import reading, sse, tap
 from router.turn.context import Client, Context
 from router.turn.fault import Faulty, fault_of
-from router.turn.forwarding import Forwarding
+from router.turn.forwarding import ClientStalls, Forwarding
 from router.turn.learn import learn_first_byte, learn_stay
 from router.turn.legs import client_headers, decode_body, engine_headers, stay_body, unsplit_body
 from router.turn.plan import Kind, Plan
@@ -250,10 +250,19 @@ class DecodeLeg:
                 await self._remember(Ended(wire.answer(), sent_at_s, forwarding.waited_from_s))
                 goes_on = forwarding.let_go()
             if not goes_on:
-                await self.client.flush()
+                await self._flush()
             if await answer.pump(forwarding.take):
                 return
             goes_on = False
+
+    async def _flush(self) -> None:
+        """Wait for a client that has fallen behind; the engine waits with it. Raises ClientStalls."""
+        limit_s = self.context.settings.client_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await self.client.flush()
+        except TimeoutError:
+            raise ClientStalls(f"the client has read nothing for {limit_s:g} s") from None
 
     async def _first(self, answer: AnswerStream, since_s: float) -> bytes | None:
         """The first piece of a stream: engines send headers at once, and the rest from the first token on."""
@@ -293,7 +302,7 @@ class DecodeLeg:
         )  # fmt: skip
         told = tap.error_event(f"the engine broke off its answer: {why}", "server_error", "engine_broke_off")
         if not self.client.put(told):
-            await self.client.flush()
+            await self._flush()
         await self.client.end()
 
     def _note(self, answer: reading.Answer) -> None:

@@ -51,6 +51,7 @@ class RelaySettings:
     verify_s: float = 5.0
     """Limit on rendering a prompt for the comparison; no setting, as it only costs a cold turn."""
     max_answer_bytes: int = 268_435_456
+    client_s: float | None = None
 
     def limits(self, answer_s: float | None) -> Limits:
         """The bounds of a leg whose answer has to begin within ``answer_s`` seconds."""
@@ -103,6 +104,9 @@ class Client(Protocol):
 
     async def flush(self) -> None:
         """Until the client has read on, if it had fallen behind."""
+
+    def drop(self) -> None:
+        """Close its connection at once: nothing more is for it."""
 
     async def end(self) -> None:
         """The body is complete."""

@@ -11,6 +11,10 @@ from router.turn.record import Record
 from router.turn.tap import Tap
 
 
+class ClientStalls(Exception):
+    """The client reads nothing of its answer, and keeps its connection all the same."""
+
+
 class Forwarding:
     """The sink of one stream. Times on the ledger's clock, in seconds."""
 

@@ -21,6 +21,7 @@ from router.turn.answer import DecodeFailed, DecodeLeg
 from router.turn.context import Client, Context
 from router.turn.custody import Custody
 from router.turn.fault import fault_of
+from router.turn.forwarding import ClientStalls
 from router.turn.legs import client_headers
 from router.turn.plan import Kind, Plan
 from router.turn.prefill import Prefilled
@@ -65,6 +66,9 @@ class Relay:
                 if not client.started:
                     record.status = errors.ERROR_ROWS[errors.NoCapacity].status  # as the route tells it
             raise
+        except ClientStalls as stalled:
+            record.ended(EndedBy.CLIENT, str(stalled))
+            client.drop()
         except Refused as refused:
             record.ended(EndedBy.ENGINE, str(refused))
             await self._refuse(client, record, refused)

@@ -1,6 +1,7 @@
 """Streams go through as they come, whatever they are cut into, and never look complete when they are not."""
 
 import asyncio
+import json
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -12,6 +13,7 @@ from router.sim.config import EngineConfig
 from router.telemetry.facts import EndedBy
 from tests.e2e.http_pool import (
     CHAT,
+    PATIENCE_S,
     STOCK_33,
     Body,
     HttpPool,
@@ -24,6 +26,7 @@ from tests.e2e.http_pool import (
     openai_client,
     opening,
     sim_servers,
+    total,
 )
 from tests.e2e.spoken_engine import SSE_HEAD, reading, spoken_pool
 
@@ -286,3 +289,22 @@ async def test_two_streams_at_once_do_not_mix() -> None:
             fault(pool.d, delay_chunk_s=0.002, split_bytes=11, streamed=True)
         raw = await asyncio.gather(pool.stream(one), pool.stream(two))
         assert [comparable(stream) for stream in raw] == alone
+
+
+async def test_a_client_that_never_reads_holds_its_engine_for_a_bounded_time() -> None:
+    event = b'data: {"choices":[{"index":0,"delta":{"content":"' + b"x" * 60_000 + b'"}}]}\n\n'
+    async with spoken_pool(client_timeout_s=0.3, idle_timeout_s=None) as (d, http):
+        d.say(SSE_HEAD)
+        for _ in range(400):  # far more than all buffers on the way hold
+            d.chunk(event)
+        body = json.dumps({**opening(), "stream": True}).encode()
+        _, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        head = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        writer.write(head % (CHAT.encode(), len(body)) + body)
+        async with asyncio.timeout(PATIENCE_S):
+            ended = 'boomerang_turns_total{ended_by="client",plan="cold",reason="first_turn"} 1.0'
+            while ended not in (text := (await http.get("/metrics")).text):
+                await asyncio.sleep(0.01)
+        assert not total(text, "boomerang_open_legs")
+        writer.transport.abort()

@@ -59,6 +59,9 @@ class RecordingClient:
     async def flush(self) -> None:
         await asyncio.sleep(self.reads_every_s)
 
+    def drop(self) -> None:
+        self.left = True
+
     async def end(self) -> None:
         """Nothing more comes; what came tells whether it is complete."""
 
