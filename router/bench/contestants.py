@@ -16,6 +16,7 @@ DIRECT: Final = "direct"
 OWN: Final = "boomerang"
 ROUTER_VERIFIED: Final = "boomerang, router-verified"
 SHARED: Final = "boomerang, shared ledger"
+WORKERS: Final = "workers"
 PLAIN: Final = "plain httpx proxy"
 RUST: Final = "vllm-router"
 SHORT: Final = {
@@ -96,7 +97,7 @@ def contestants(args: argparse.Namespace, folder: Path) -> Iterator[list[Contest
             store = args.store or _redis(stage)
             stage.own(SHARED, nodes, "--store", store)
             workers = str(args.workers)
-            stage.own(f"boomerang, {workers} workers", nodes, "--store", store, "--workers", workers)
+            stage.own(f"boomerang, {workers} {WORKERS}", nodes, "--store", store, "--workers", workers)
         port = str(free_port())
         stage.add(
             PLAIN, int(port), [sys.executable, "-m", "router.bench.plain", *nodes, "--port", port], "/health"

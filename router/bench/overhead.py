@@ -17,7 +17,7 @@ from pathlib import Path
 import uvloop
 
 from router.bench.client import play, requests
-from router.bench.contestants import DIRECT, OWN, PLAIN, RUST, Contestant, contestants
+from router.bench.contestants import DIRECT, OWN, PLAIN, RUST, SHARED, WORKERS, Contestant, contestants
 from router.bench.cost import cpu_s, rss_mb
 from router.bench.figures import percentile, spread
 
@@ -88,6 +88,7 @@ def ratios(results: Sequence[Result]) -> str:
     names = list(dict.fromkeys(result.name for result in results))
     pairs = [(mine, other) for mine in names if mine.startswith(OWN) for other in (RUST, PLAIN)]
     pairs += [(mode, OWN) for mode in names if mode.startswith(OWN) and mode != OWN]
+    pairs += [(mode, SHARED) for mode in names if mode.endswith(WORKERS)]
     lines = []
     for streams in sorted({result.streams for result in results}):
         for mine, other in pairs:
