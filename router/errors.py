@@ -89,7 +89,7 @@ class Conflict(RequestError):
 
 
 class NoCapacity(RequestError):
-    """No node may take the turn now; nothing was sent, so that a later attempt is safe."""
+    """No node may take the turn now, or the router can open no more connections; a later attempt is safe."""
 
     retry_after_s = 1.0
 

@@ -41,6 +41,7 @@ from router.engines.upstream import (
     TimedOut,
     Unsendable,
     UpstreamError,
+    not_connected,
 )
 
 _READ_BUFFER_BYTES = 65_536
@@ -257,7 +258,8 @@ class _Exchange:
         """Which fault it was that came instead of the headers."""
         text = told(self.origin, error)
         if self._wire is None:
-            return NeverSent(text)
+            cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+            return type(not_connected(self.origin, cause))(text)
         if self._wire.uses > 1 and not self._wire.heard and not self._given_up:
             # The engine closes what has been idle for so long, and aiohttp takes the longest idle one first:
             # whoever tries again is not to meet the next of them.

@@ -14,7 +14,17 @@ from router.engines.connection_pool import ConnectionPool
 from router.engines.dialling import HELD_UP_S, ConnectClock
 from router.engines.httptools_connection import Connection
 from router.engines.request_head import destination, request_head
-from router.engines.upstream import Broken, Call, NeverSent, Sink, Stale, TimedOut, TooLarge, UpstreamError
+from router.engines.upstream import (
+    Broken,
+    Call,
+    NeverSent,
+    Sink,
+    Stale,
+    TimedOut,
+    TooLarge,
+    UpstreamError,
+    not_connected,
+)
 from router.engines.whole_chunks import body_of
 
 _READ_BUFFER_BYTES: Final = 131_072
@@ -261,7 +271,7 @@ class OpenCall:
             except TimeoutError:
                 raise self._fault or NeverSent(f"{self.origin}: no connection within {limit_s:g} s") from None
             except (OSError, ValueError) as error:
-                raise NeverSent(f"{self.origin}: {error}") from error
+                raise not_connected(self.origin, error) from error
             finally:
                 self._clock = None
             if not connection.is_open:

@@ -5,10 +5,11 @@ implementation maps every fault of its own to one of the errors below; nothing e
 ``asyncio.CancelledError``. One conformance suite (``tests/engines``) runs against each implementation.
 """
 
+import errno
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 
 class UpstreamError(Exception):
@@ -25,6 +26,21 @@ class NeverSent(UpstreamError):
 
 class Unsendable(NeverSent):
     """The request itself cannot be put on the wire (a line break in a header): no other engine would help."""
+
+
+class Exhausted(NeverSent):
+    """This host has nothing left to connect with: files, ports, memory. No engine is to blame for that, and
+    asking another one would not help."""
+
+
+_OUR_LACK: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+"""What socket(2) and connect(2) fail with; the last one means that every local port is taken."""
+
+
+def not_connected(origin: str, error: Exception) -> NeverSent:
+    """What it comes to that no connection could be made."""
+    is_ours = isinstance(error, OSError) and error.errno in _OUR_LACK
+    return (Exhausted if is_ours else NeverSent)(f"{origin}: {error}")
 
 
 class Stale(UpstreamError):

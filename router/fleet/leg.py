@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from router.engines.upstream import Stale, TimedOut, Unsendable, UpstreamError
+from router.engines.upstream import Exhausted, Stale, TimedOut, Unsendable, UpstreamError
 from router.fleet.breaker import Verdict
 
 BUSY_S: Final = 1.0
@@ -47,10 +47,11 @@ def verdict_of(status: int, *, with_handle: bool) -> Verdict | None:
 def verdict_of_error(error: UpstreamError, *, with_handle: bool) -> Verdict | None:
     """What a failed call says of the node; None where that is nothing.
 
-    A request that cannot be put on the wire is the request's own fault, and an idle connection that was
-    closed is nobody's. An overdue leg with a handle may wait for the decode node.
+    A request that cannot be put on the wire is the request's own fault, a connection that this host has no
+    room for is ours, and an idle one that was closed is nobody's. An overdue leg with a handle may wait for
+    the decode node.
     """
-    if isinstance(error, Unsendable | Stale):
+    if isinstance(error, Unsendable | Exhausted | Stale):
         return None
     if with_handle and isinstance(error, TimedOut) and error.sent:
         return None

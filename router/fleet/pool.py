@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
-from router.engines.upstream import Upstream, UpstreamError
+from router.engines.upstream import Exhausted, Upstream, UpstreamError
 from router.fleet.breaker import Breaker, Rules, Verdict, due, judged, tried, untried
 from router.fleet.drains import Drains
 from router.fleet.drains import Wish as DrainWish
@@ -41,7 +41,7 @@ FAILURES_TO_EJECT: Final = 2
 
 class Probe(Protocol):
     async def __call__(self, upstream: Upstream, node: Node) -> Probed:
-        """Probe one node; failures are values."""
+        """Probe one node; failures are values, but for ``Exhausted``, which is none of the node's."""
 
 
 @dataclass(slots=True)
@@ -337,6 +337,8 @@ class Fleet:
                 probed = await self._probe(upstream, node)
                 for key in keys:
                     self._take(key, probed)
+        except Exhausted as error:
+            self._facts.publish(TaskFailed("probe", f"the router can open no more connections: {error}"))
         except Exception as error:
             self._facts.publish(TaskFailed("probe", f"{keys[0]}: {type(error).__name__}: {error}"))
         finally:

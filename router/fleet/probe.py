@@ -13,7 +13,16 @@ from typing import Final
 
 import msgspec
 
-from router.engines.upstream import Answer, Call, Limits, NeverSent, TimedOut, Upstream, UpstreamError
+from router.engines.upstream import (
+    Answer,
+    Call,
+    Exhausted,
+    Limits,
+    NeverSent,
+    TimedOut,
+    Upstream,
+    UpstreamError,
+)
 from router.fleet.metrics_text import samples
 from router.fleet.node import SAME_START_S, Ejection, Engine, Node, State
 
@@ -110,7 +119,7 @@ class Prober:
         self._headers = headers
 
     async def __call__(self, upstream: Upstream, node: Node) -> Probed:
-        """Probe one node. Raises nothing but ``asyncio.CancelledError``."""
+        """Probe one node. Raises ``Exhausted``: no probe, and so no failed one; else only CancelledError."""
         try:
             async with asyncio.timeout(self._probe_s):
                 return await self._probe(upstream, node)
@@ -120,6 +129,8 @@ class Prober:
     async def _probe(self, upstream: Upstream, node: Node) -> Probed:
         try:
             health = await self._get(upstream, node, "/health")
+        except Exhausted:
+            raise
         except UpstreamError as error:
             return _failed(node, _fault(error), str(error))
         if health.status != 200:

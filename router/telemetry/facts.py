@@ -74,6 +74,8 @@ class LegFault(StrEnum):
     """What a leg failed of."""
 
     UNREACHABLE = "unreachable"
+    EXHAUSTED = "exhausted"
+    """The router's own host had nothing left to connect with."""
     STALE = "stale"
     """A kept connection was closed without a byte of an answer."""
     BROKEN = "broken"

@@ -1,6 +1,6 @@
 """What a leg failed of, in a word."""
 
-from router.engines.upstream import NeverSent, Stale, TimedOut, TooLarge, UpstreamError
+from router.engines.upstream import Exhausted, NeverSent, Stale, TimedOut, TooLarge, UpstreamError
 from router.telemetry.facts import LegFault
 from router.turn.refusal import Refused
 
@@ -18,6 +18,8 @@ def fault_of(error: BaseException | None) -> LegFault:
             return error.fault
         case Refused():
             return LegFault.REFUSED
+        case Exhausted():
+            return LegFault.EXHAUSTED
         case NeverSent() | UpstreamError(sent=False):
             return LegFault.UNREACHABLE
         case Stale():

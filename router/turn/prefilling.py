@@ -5,7 +5,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from router import errors
-from router.engines.upstream import NeverSent, Stale, TimedOut, Unsendable
+from router.engines.upstream import Exhausted, NeverSent, Stale, TimedOut, Unsendable
 from router.fleet.node import Node
 from router.telemetry.facts import HandleFact, LegFailed, Outcome, Phase
 from router.turn.context import Context
@@ -72,6 +72,9 @@ class Prefilling:
                 prefilled = await prefill(self.context, self.record, plan, reuse, self.custody, salt=salt)
             except Unsendable as error:
                 raise errors.BadRequest(f"the request cannot be forwarded: {error}") from error
+            except Exhausted as error:
+                self._failed(error, "fail", with_handle=False)
+                raise told("prefill", plan.prefill.key, error) from error
             except NeverSent as error:
                 last = error
                 self._failed(error, "other_node", with_handle=False)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from router import errors
-from router.engines.upstream import NeverSent, Stale, Unsendable, UpstreamError
+from router.engines.upstream import Exhausted, NeverSent, Stale, Unsendable, UpstreamError
 from router.fleet.node import Node, Role
 from router.telemetry.facts import EndedBy, LegFailed, LegFault, Phase
 from router.turn.admit import admitted
@@ -204,6 +204,9 @@ class _Turn:
                 return
             except Unsendable as error:
                 raise errors.BadRequest(f"the request cannot be forwarded: {error}") from error
+            except Exhausted as error:
+                self._decode_failed(error, "fail")
+                raise told("decode", key, error) from error
             except NeverSent as error:
                 first.exclude(key)
                 if plan.kind is Kind.STAY:

@@ -1,16 +1,18 @@
-"""What a client is told of an engine's fault: 502 broken, 504 our time-out, or the engine's own answer."""
+"""What a client is told of a leg's fault: 502 broken, 504 our time-out, 503 our lack, or its own answer."""
 
 from typing import Any
 
 import msgspec
 
 from router import errors
-from router.engines.upstream import Answer, TimedOut, UpstreamError
+from router.engines.upstream import Answer, Exhausted, TimedOut, UpstreamError
 from router.turn.refusal import Refused
 
 
 def told(role: str, node: str, error: UpstreamError) -> errors.RequestError:
     """Our error for a leg that broke, was not to be reached, or was overdue."""
+    if isinstance(error, Exhausted):
+        return errors.NoCapacity(f"the router can open no more connections: {error}")
     text = f"{role} node {node}: {error}"
     return errors.UpstreamTimeout(text) if isinstance(error, TimedOut) else errors.UpstreamBroken(text)
 

@@ -5,8 +5,8 @@ from scripts.reference.markdown import code, page, table
 
 INTRO = """\
 What the router itself answers, in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`. An engine's own error
-passes through unchanged: status, body and `Retry-After`. `retry-after` comes with 503 and 429; nothing was sent to an
-engine then, so that another attempt is safe.
+passes through unchanged: status, body and `Retry-After`. `retry-after` comes with 503 and 429; no answer was begun
+then, so that another attempt is safe.
 
 In a stream that has begun the status is 200 already. The error is then an event, `data: {"error": …}`, and
 `data: [DONE]` after it, as vLLM does; an answer that broke off never looks complete."""

@@ -16,6 +16,7 @@ import pytest
 from router.engines.upstream import (
     Broken,
     Call,
+    Exhausted,
     Limits,
     NeverSent,
     Stale,
@@ -24,7 +25,7 @@ from router.engines.upstream import (
     Unsendable,
     Upstream,
 )
-from tests.engines.scripted import PATIENCE_S, Peer, closed_port, engine, soon
+from tests.engines.scripted import PATIENCE_S, Peer, closed_port, engine, no_files_left, soon
 
 
 class MakeUpstream(Protocol):
@@ -52,6 +53,14 @@ async def answer_once(peer: Peer) -> None:
 
 
 class FaultsConformance:
+    async def test_what_this_host_lacks_is_no_engines_fault(self, make_upstream: MakeUpstream) -> None:
+        async with engine(answer_once) as here:
+            upstream = make_upstream()
+            with no_files_left(), pytest.raises(Exhausted) as caught:
+                await upstream.send(here.origin, POST)
+            assert caught.value.sent is False
+            assert (await soon(upstream.send(here.origin, POST))).status == 200
+
     async def test_refused_is_never_sent(self, make_upstream: MakeUpstream) -> None:
         with pytest.raises(NeverSent) as caught:
             await soon(make_upstream().send(f"http://127.0.0.1:{closed_port()}", POST))

@@ -1,10 +1,13 @@
 """Raw TCP servers that follow a script, for what no well-behaved HTTP server would do."""
 
 import asyncio
+import contextlib
+import os
+import resource
 import socket
 import ssl
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -135,6 +138,19 @@ async def engine(
         await asyncio.sleep(0)
     if here.faults:
         raise here.faults[0]
+
+
+@contextlib.contextmanager
+def no_files_left() -> Iterator[None]:
+    """This process can open no file and no socket meanwhile."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = os.open(os.devnull, os.O_RDONLY)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (taken + 1, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.close(taken)
 
 
 def closed_port() -> int:

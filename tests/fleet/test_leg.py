@@ -2,7 +2,16 @@
 
 import pytest
 
-from router.engines.upstream import Broken, NeverSent, Stale, TimedOut, TooLarge, Unsendable, UpstreamError
+from router.engines.upstream import (
+    Broken,
+    Exhausted,
+    NeverSent,
+    Stale,
+    TimedOut,
+    TooLarge,
+    Unsendable,
+    UpstreamError,
+)
 from router.fleet.breaker import Verdict
 from router.fleet.leg import Leg, busy_s, verdict_of, verdict_of_error
 
@@ -38,6 +47,7 @@ def test_statuses(status: int, plain: Verdict, with_handle: Verdict | None) -> N
         (Broken("reset"), FAULT, FAULT),
         (TooLarge("too large"), FAULT, FAULT),
         (Stale("closed"), None, None),
+        (Exhausted("no files"), None, None),
         (Unsendable("a line break"), None, None),
     ],
 )

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from router.engines.aiohttp_upstream import AiohttpUpstream
-from router.engines.upstream import Limits
+from router.engines.upstream import Exhausted, Limits
 from router.fleet.node import Engine, Node, Role, State
 from router.fleet.probe import Fault, Prober, engine_in_metrics, restarted, updated
-from tests.engines.scripted import Peer, closed_port, engine
+from tests.engines.scripted import Peer, closed_port, engine, no_files_left
 from tests.fleet.small_engine import SmallEngine, small_engine
 
 PATIENT = Limits(connect_s=10.0, answer_s=10.0)
@@ -90,6 +90,13 @@ async def test_faults_are_values(
     assert (silent.state, silent.fault) == (then, Fault.TIMED_OUT)
     assert refused.reason
     assert silent.reason
+
+
+async def test_what_this_host_lacks_is_no_probe(upstream: AiohttpUpstream, small: SmallEngine) -> None:
+    probe = Prober(limits=PATIENT, probe_s=30.0)
+    with no_files_left(), pytest.raises(Exhausted):
+        await probe(upstream, node(small.origin))
+    assert (await probe(upstream, node(small.origin))).state is State.READY
 
 
 async def test_what_is_not_http_is_broken(upstream: AiohttpUpstream) -> None:

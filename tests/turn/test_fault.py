@@ -5,6 +5,7 @@ import pytest
 from router.engines.upstream import (
     Answer,
     Broken,
+    Exhausted,
     NeverSent,
     Stale,
     TimedOut,
@@ -24,6 +25,7 @@ ANSWER = Answer(500, (), b"")
     ("error", "fault"),
     [
         (NeverSent("refused"), LegFault.UNREACHABLE),
+        (Exhausted("no files"), LegFault.EXHAUSTED),
         (Unsendable("a line break"), LegFault.UNREACHABLE),
         (TimedOut("connect", 2.0), LegFault.UNREACHABLE),
         (TimedOut("answer", 2.0), LegFault.TIMED_OUT),

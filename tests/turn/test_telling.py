@@ -5,8 +5,17 @@ from typing import Any
 
 import pytest
 
-from router.engines.upstream import Answer, Broken, NeverSent, Stale, TimedOut, TooLarge, UpstreamError
-from router.errors import UpstreamBroken, UpstreamTimeout, error_row
+from router.engines.upstream import (
+    Answer,
+    Broken,
+    Exhausted,
+    NeverSent,
+    Stale,
+    TimedOut,
+    TooLarge,
+    UpstreamError,
+)
+from router.errors import NoCapacity, UpstreamBroken, UpstreamTimeout, error_row
 from router.turn.refusal import Refused
 from router.turn.telling import answered, told
 
@@ -31,6 +40,12 @@ def test_broken_is_502_and_our_time_out_is_504(error: UpstreamError, status: int
     told_of = told("prefill", "p:host:8100", error)
     assert error_row(told_of).status == status
     assert told_of.message == f"prefill node p:host:8100: {error}"
+
+
+def test_what_this_host_lacks_is_no_engines_fault_and_passes() -> None:
+    told_of = told("decode", "d1", Exhausted("http://d1:1: [Errno 24] Too many open files"))
+    assert isinstance(told_of, NoCapacity)
+    assert told_of.retry_after_s
 
 
 def test_a_secret_in_an_error_is_not_told() -> None:
