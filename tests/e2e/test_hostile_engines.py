@@ -65,7 +65,7 @@ async def odd_decode(says: bytes, path: str = CHAT) -> AsyncIterator[tuple[httpx
         router.context.facts.subscribe(facts.append)
         yield client, facts
         await until(lambda: router.open_turns.count == 0, "open turns")
-        assert not any(node.in_flight for node in router.context.fleet.snapshot.nodes)
+        await until(lambda: not any(node.in_flight for node in router.context.fleet.snapshot.nodes), "legs")
 
 
 UNSENDABLE = {

@@ -79,7 +79,8 @@ async def converse(pool: HttpPool, name: str, *, turns: int) -> list[httpx.Respo
 async def settled(pool: HttpPool) -> None:
     """No turn and no leg is open; probes go on."""
     await until(lambda: pool.router.open_turns.count == 0, "open turns")
-    assert not [node.key for node in pool.router.context.fleet.snapshot.nodes if node.in_flight]
+    fleet = pool.router.context.fleet
+    await until(lambda: not any(node.in_flight for node in fleet.snapshot.nodes), "open legs")
 
 
 async def ask_until(pool: HttpPool, condition: Callable[[], bool]) -> set[int]:
