@@ -23,7 +23,12 @@ Each costs microseconds and a hundred bytes, while all other turns wait: 64 MB o
 _STRINGS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _decode_messages: Final = msgspec.json.Decoder(list[dict[str, Any]]).decode
 _decode_items: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
-_NO_STRIDE: Final = Stride(0, b"", array("Q"), 0, 0, frozenset())
+_NO_STRIDE: Final = Stride(0, b"", array("Q"), 0, 0, ())
+_MAX_KINDS: Final = 64
+"""Of names, roles and types in one history; real ones have twenty or so."""
+_MAX_KIND_CHARS: Final = 64
+_ANYTHING: Final = "…"
+"""Stands for all kinds of a history that has too many of them, or one that is too long: no chat's."""
 
 
 class TooFine(ValueError):
@@ -49,7 +54,7 @@ def _marks(document: bytes) -> int:
 class History:
     """A history as far as it has been read. Depths count from its first message, 1 being after that one."""
 
-    __slots__ = ("_forms", "_last", "_shapes", "keys", "media_depths", "own_depth", "sizes_bytes")
+    __slots__ = ("_forms", "_kinds", "_last", "keys", "media_depths", "own_depth", "sizes_bytes")
 
     def __init__(self, scope: bytes, shown_bytes: int, known: Sequence[Stride] = ()) -> None:
         last = known[-1] if known else _NO_STRIDE
@@ -67,12 +72,25 @@ class History:
         """Depths of messages with media, after the last known one's or a 0."""
         self._last = self.keys[-1] if self.keys else scope, (self.sizes_bytes or [shown_bytes])[-1]
         self._forms: set[tuple[object, ...]] = set()
-        self._shapes = [(0, last.shape)]
+        self._kinds = {kind: 0 for stride in known for kind in stride.kinds}
+        """By the depth that each was first met at; 0: before what is read now."""
 
     @property
     def shape(self) -> frozenset[str]:
-        """What kind of messages there are: names of their members, roles, types of content."""
-        return self._shapes[-1][1]
+        """What kind of messages there are: names of their members, roles, types of content.
+
+        All histories with very many kinds have one shape: what is kept of a request is bounded.
+        """
+        return frozenset((_ANYTHING,) if self._has_any_kind() else self._kinds)
+
+    def _has_any_kind(self) -> bool:
+        return len(self._kinds) > _MAX_KINDS or _ANYTHING in self._kinds
+
+    def _note_kinds(self, kinds: Iterable[str], depth: int) -> None:
+        for kind in kinds:
+            if self._has_any_kind():
+                return
+            self._kinds.setdefault(kind if len(kind) <= _MAX_KIND_CHARS else _ANYTHING, depth)
 
     def add(self, messages: Iterable[dict[str, Any]]) -> None:
         """Go on by some messages. Raises UnicodeError for what has no canonical form."""
@@ -90,11 +108,12 @@ class History:
                 size_bytes -= media_excess_bytes(content)
             if not self.own_depth and role == "user":
                 self.own_depth = depth
-            form = (*message, "", role if isinstance(role, str) else str(role), type(content))
-            if form not in self._forms:
+            # A role that is no text is none: an engine refuses it.
+            form = (*message, "", role if isinstance(role, str) else type(role), type(content))
+            if form not in self._forms and not self._has_any_kind():
                 self._forms.add(form)
-                kind = f"role={role}, {type(content).__name__}"
-                self._shapes.append((depth, self.shape.union(message, (kind,))))
+                told = role if isinstance(role, str) else type(role).__name__
+                self._note_kinds((*message, f"role={told}, {type(content).__name__}"), depth)
             self.keys.append(key)
             self.sizes_bytes.append(size_bytes)
         self._last = key, size_bytes
@@ -107,7 +126,7 @@ class History:
             array("Q", self.sizes_bytes[start:end]),
             self.own_depth if self.own_depth <= end else 0,
             max(depth for depth in self.media_depths if depth <= end),
-            next(shape for depth, shape in reversed(self._shapes) if depth <= end),
+            tuple(kind for kind, depth in self._kinds.items() if start < depth <= end),
         )
 
 

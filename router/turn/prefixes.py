@@ -11,6 +11,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import sha256
+from sys import getsizeof
 from typing import Final, NamedTuple
 
 STRIDE_BYTES: Final = 16_384
@@ -31,7 +32,8 @@ class Stride(NamedTuple):
     sizes_bytes: "array[int]"
     own_depth: int
     media_depth: int
-    shape: frozenset[str]
+    kinds: tuple[str, ...]
+    """What is new in this stride of the kinds that make a history's shape."""
 
 
 class Walk(NamedTuple):
@@ -82,4 +84,5 @@ class Prefixes:
 
 
 def _cost_bytes(stride: Stride) -> int:
-    return _STRIDE_COST_BYTES + len(stride.keys) + stride.sizes_bytes.itemsize * len(stride.sizes_bytes)
+    boundaries = len(stride.keys) + stride.sizes_bytes.itemsize * len(stride.sizes_bytes)
+    return _STRIDE_COST_BYTES + boundaries + sum(map(getsizeof, stride.kinds))

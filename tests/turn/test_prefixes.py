@@ -126,7 +126,7 @@ def test_it_stays_within_its_limit_and_keeps_the_newest() -> None:
 def test_a_chain_loses_its_end_before_its_beginning() -> None:
     prefixes = Prefixes(stride_bytes=4, limit_bytes=7_000)
     other, long = memoryview(b"zzzz"), memoryview(b"abcd" * 9)
-    stride = Stride(0, b"", array("Q"), 0, 0, frozenset())
+    stride = Stride(0, b"", array("Q"), 0, 0, ())
     prefixes.learn(prefixes.walk(b"s", long).digests, [stride] * 9)
     assert len(prefixes.walk(b"s", long).known) == 9
     for number in range(7):
@@ -140,3 +140,38 @@ def test_what_cannot_be_read_is_not_learned() -> None:
     for history in ([{"role": "user", "content": "a" * 500}, 17], {"a": "b" * 500}, "c" * 500):
         assert lineage(history, prefixes).keys == ()
     assert len(prefixes) == 0
+
+
+ODD: dict[str, Json] = {
+    "members": lambda number: {"role": "user", f"k{number}": "a" * 20},
+    "roles": lambda number: {"role": f"role{number}", "content": "a" * 20},
+    "roles that are none": lambda number: {"role": [number] * 9, "content": "a" * 20},
+    "long names": lambda number: {"role": "user", f"{number}{'k' * 4_000}": 0},
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_messages_that_are_all_of_another_kind_cost_what_others_cost(kind: str) -> None:
+    """Each kind that was kept with all those before it made 30,000 messages tens of gigabytes."""
+    prefixes = Prefixes(stride_bytes=STRIDE)
+    history: list[Json] = []
+    for number in range(120):
+        history.append(ODD[kind](number))
+        if number % 7 == 0:
+            assert lineage(history, prefixes) == lineage(history, None)
+    whole = lineage(history, prefixes)
+    assert len(whole.keys) == 120
+    assert sum(map(len, whole.shape)) < 10_000
+    raw = json.dumps(history).encode()
+    kept = [kind for stride in prefixes.walk(whole.scope, memoryview(raw)).known for kind in stride.kinds]
+    assert len(kept) < 100
+    assert max(map(len, kept)) < 100
+
+
+def test_what_is_kept_of_kinds_counts() -> None:
+    used_bytes = []
+    for member in ("content", "name"):
+        prefixes = Prefixes(stride_bytes=STRIDE)
+        lineage([{"role": "user", "content": ""}, *[{"role": "user", member: "a" * 90}] * 3], prefixes)
+        used_bytes.append(prefixes.used_bytes)
+    assert used_bytes[0] != used_bytes[1]
