@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from bench import instructions
-from bench.instructions import BASELINE, NotCounted, counted, environment, grown, main
+from bench.instructions import BASELINE, NotCounted, counted, grown, main
 from bench.loops.cases import AT_MOST, LOOPS
 
 SLOW_LOOPS = "tests.bench.slow_loops:LOOPS"
@@ -71,4 +71,3 @@ def test_in_a_known_environment_growth_is_a_failure(
 def test_every_loop_has_a_baseline() -> None:
     for where, counts in json.loads(BASELINE.read_text()).items():
         assert set(counts) == set(LOOPS), where
-    assert environment() == environment()
