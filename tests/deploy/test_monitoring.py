@@ -139,7 +139,7 @@ def test_no_unit_test_is_left_of_an_alert_that_is_gone() -> None:
 
 
 def test_the_dashboard_is_what_its_program_writes() -> None:
-    assert dashboard.written() == dashboard.FILE.read_text(), "run python deploy/grafana/dashboard.py"
+    assert dashboard.written() == dashboard.FILE.read_text(), "run python -m deploy.grafana.dashboard"
 
 
 def test_panels_are_told_apart_and_do_not_overlap() -> None:
