@@ -28,12 +28,13 @@ from tests.e2e.http_pool import (
 from tests.page.browser import NARROW, WIDE, browser, chromium, shown
 from tests.telemetry.test_metrics import TURN
 
+expect.set_options(timeout=30_000)  # tests share their processor
+
 pytestmark = pytest.mark.skipif(
     chromium() is None, reason="there is no Chromium: install it, or name it in BOOMERANG_CHROMIUM"
 )
 
 TOKEN = "s3cret-of-operators"
-WAIT_MS = 30_000
 CONTRAST = """() => {
   const channel = (v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
   const light = ([r, g, b]) =>
@@ -79,11 +80,11 @@ async def talk(pool: HttpPool, turns: int = 3, text: str = "hello") -> None:
 
 
 async def seen(page: Page, selector: str, text: str) -> None:
-    await expect(page.locator(selector)).to_contain_text(text, timeout=WAIT_MS)
+    await expect(page.locator(selector)).to_contain_text(text)
 
 
 async def counted(page: Page, selector: str, count: int) -> None:
-    await expect(page.locator(selector)).to_have_count(count, timeout=WAIT_MS)
+    await expect(page.locator(selector)).to_have_count(count)
 
 
 async def too_wide(page: Page) -> list[str]:
@@ -163,7 +164,7 @@ async def test_without_motion_nothing_flies_and_with_it_little_does() -> None:
                     "}).observe(document.getElementById('flights'), { childList: true }); }"
                 )
                 await talk(pool, 2, f"motion {motion}")
-                await expect(page.locator("#lanes path").first).to_be_attached(timeout=WAIT_MS)
+                await expect(page.locator("#lanes path").first).to_be_attached()
                 most = await page.evaluate("window.most")
                 assert (0 < most <= 40) if flies else most == 0
 

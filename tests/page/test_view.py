@@ -123,7 +123,7 @@ def test_no_estimate_while_nothing_was_measured(monkeypatch: pytest.MonkeyPatch)
     assert frame["state"]["first_bytes"] == {"turns": 1, "with_s": 0.5, "without_s": estimated}
 
 
-def test_forty_nodes_and_a_thousand_turns_stay_small(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_four_hundred_nodes_and_a_thousand_turns_stay_small(monkeypatch: pytest.MonkeyPatch) -> None:
     told = told_of(200, 200)
     for number in range(3 * TURNS_KEPT):
         told.router.context.facts.publish(replace(PULLED, turn_id=f"brg-{number}"))
