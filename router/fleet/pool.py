@@ -9,17 +9,16 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from router.engines.upstream import Exhausted, Upstream, UpstreamError
 from router.fleet.breaker import Breaker, Rules, Verdict, due, judged, tried, untried
-from router.fleet.drains import Drains
-from router.fleet.drains import Wish as DrainWish
+from router.fleet.drains import Drains, DrainWish
+from router.fleet.known import Known, ejection_of
 from router.fleet.leg import BUSY_S, Leg
 from router.fleet.node import (
     Circuit,
-    Ejection,
     Engine,
     Node,
     Role,
@@ -44,21 +43,6 @@ class Probe(Protocol):
         """Probe one node; failures are values, but for ``Exhausted``, which is none of the node's."""
 
 
-@dataclass(slots=True)
-class _Known:
-    """What the fleet keeps of a node besides its value in the snapshot."""
-
-    standing: Standing = field(default_factory=Standing)
-    breaker: Breaker = field(default_factory=Breaker)
-    failures: int = 0
-    """Probes that failed in a row."""
-    fault: Fault | None = None
-    """Why the newest probe failed; None where it was good."""
-    refused: bool = False
-    """It did not even listen since it was ready: most likely another process comes back."""
-    leave_by_s: float | None = None
-
-
 class Fleet:
     """Holds the current snapshot, counts open legs, hears what they came to, and keeps probing.
 
@@ -77,7 +61,7 @@ class Fleet:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pool = Pool()
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, Known] = {}
         self._probe, self._facts, self._now = probe, facts, now
         self._rules, self._linger_s = rules or Rules(), linger_s
         self._drains = Drains()
@@ -88,7 +72,7 @@ class Fleet:
         self._added, self._wake = False, asyncio.Event()
         """Whether a node is to be probed out of turn, and what ends the wait for the next one."""
         for node in nodes:
-            self._known[node.key] = _Known()
+            self._known[node.key] = Known()
             self._pool = self._pool.with_node(replace(node, since_s=now()))
 
     @classmethod
@@ -232,7 +216,7 @@ class Fleet:
         drained = self._drains.why(node.key)
         if known is None or present is None:
             standing = Standing() if drained is None else after(Standing(), Event.DRAINED, drained)
-            self._known[node.key], state = _Known(standing), state_of(standing)[0]
+            self._known[node.key], state = Known(standing), state_of(standing)[0]
             legs = len(self._legs.get(node.key, ()))
             fresh = replace(node, state=state, reason=drained or "", in_flight=legs, since_s=self._now())
             self._pool = self._pool.with_node(fresh)
@@ -411,7 +395,7 @@ class Fleet:
             self._pool = self._pool.with_node(replace(moved, since_s=since_s))
         if (state, reason) != (node.state, node.reason):
             is_new = node.state is not State.EJECTED or event is Event.OPENED
-            ejection = _ejection(known) if state is State.EJECTED and is_new else None
+            ejection = ejection_of(known) if state is State.EJECTED and is_new else None
             self._facts.publish(NodeChanged(key, node.role, state, reason, ejection or ""))
 
     def _wait_for(self, at_s: float) -> None:
@@ -438,10 +422,3 @@ class Fleet:
             if known.leave_by_s is not None and known.standing.wish is Wish.LEAVE:
                 self._wait_for(known.leave_by_s)
                 self._let_go(key)
-
-
-def _ejection(known: _Known) -> Ejection | None:
-    """Why a node is ejected; None while its leg on trial is on its way, which is no new reason."""
-    if known.standing.probes is Probes.BAD:
-        return known.fault.ejection if known.fault is not None else None
-    return known.breaker.opened_by if known.breaker.circuit is Circuit.OPEN else None

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from router.fleet.doubts import Doubted
-from router.fleet.drains import Wish
+from router.fleet.drains import DrainWish
 from router.ledger.store import Board, LedgerUnavailable
 from router.turn.context import Context
 
@@ -58,7 +58,7 @@ class Sharing:
                 continue  # another version's
         context, now_s = self.context, self.context.now()
         for told, _ in heard:
-            context.fleet.hear_drains({key: Wish(*wish) for key, wish in told.drains.items()})
+            context.fleet.hear_drains({key: DrainWish(*wish) for key, wish in told.drains.items()})
             pairs = {(prefill, decode): until_s for prefill, decode, until_s in told.pairs}
             context.doubts.hear(Doubted(pairs, told.models, told.tainted), now_s)
         context.gaps.hear((told.gaps, age_s) for told, age_s in heard)

@@ -3,7 +3,7 @@
 import pytest
 
 from router.fleet import drains as module
-from router.fleet.drains import LIFTED_KEPT_S, Drains, Wish
+from router.fleet.drains import LIFTED_KEPT_S, Drains, DrainWish
 
 
 def test_a_drain_stands_until_it_is_lifted() -> None:
@@ -38,8 +38,8 @@ def test_a_lifted_drain_is_forgotten_in_time() -> None:
     drains.drain("p", "repairs", 1.0)
     drains.drain("d", "repairs", 1.0)
     drains.lift("p", 2.0)
-    assert drains.told(2.0) == {"d": Wish(1.0, "repairs"), "p": Wish(2.0, None)}
-    assert drains.told(2.0 + LIFTED_KEPT_S) == {"d": Wish(1.0, "repairs")}
+    assert drains.told(2.0) == {"d": DrainWish(1.0, "repairs"), "p": DrainWish(2.0, None)}
+    assert drains.told(2.0 + LIFTED_KEPT_S) == {"d": DrainWish(1.0, "repairs")}
 
 
 def test_their_number_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from router.engines.upstream import Broken, Upstream
 from router.fleet.breaker import Rules
-from router.fleet.drains import Wish
+from router.fleet.drains import DrainWish
 from router.fleet.node import Circuit, Engine, Node, Role, State, node_of
 from router.fleet.pool import Fleet
 from router.fleet.probe import Fault, Probed
@@ -73,7 +73,7 @@ class AnyFleet(RuleBasedStateMachine):
                 self.fleet.remove(node.key)
             case "hear":
                 why = "y" if int(self.now_s) % 2 else None
-                self.fleet.hear_drains({node.key: Wish(self.now_s, why)})
+                self.fleet.hear_drains({node.key: DrainWish(self.now_s, why)})
             case _:
                 self.fleet.busy(node.key, 2.0)
 

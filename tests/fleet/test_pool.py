@@ -9,7 +9,7 @@ import pytest
 from router.engines.aiohttp_upstream import AiohttpUpstream
 from router.engines.upstream import Upstream
 from router.fleet.breaker import Rules, Verdict
-from router.fleet.drains import Wish
+from router.fleet.drains import DrainWish
 from router.fleet.node import Ejection, Engine, Node, Role, State
 from router.fleet.pool import Fleet, node_of
 from router.fleet.probe import Fault, Probed, Prober
@@ -167,14 +167,16 @@ async def test_what_an_operator_told_another_router_counts_here(upstream: Aiohtt
     fleet, _ = scripted(READY)
     await fleet.refresh(upstream)
     later_s = time.monotonic() + 60.0
-    fleet.hear_drains({KEY: Wish(later_s, "by an operator"), "p:gone:1": Wish(later_s, "by an operator")})
+    fleet.hear_drains(
+        {KEY: DrainWish(later_s, "by an operator"), "p:gone:1": DrainWish(later_s, "by an operator")}
+    )
     assert state(fleet) == (State.DRAINING, "by an operator")
-    fleet.hear_drains({KEY: Wish(later_s - 1.0, None)})
+    fleet.hear_drains({KEY: DrainWish(later_s - 1.0, None)})
     assert state(fleet) == (State.DRAINING, "by an operator"), "an older wish"
-    fleet.hear_drains({KEY: Wish(later_s + 1.0, None)})
+    fleet.hear_drains({KEY: DrainWish(later_s + 1.0, None)})
     assert state(fleet) == (State.READY, "")
     fleet.leave(KEY, "not listed")
-    fleet.hear_drains({KEY: Wish(later_s + 2.0, None)})
+    fleet.hear_drains({KEY: DrainWish(later_s + 2.0, None)})
     assert KEY not in {node.key for node in fleet.snapshot.nodes} or state(fleet)[0] is State.DRAINING, (
         "what its source wants is no operator's to lift"
     )
