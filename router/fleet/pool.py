@@ -191,7 +191,7 @@ class Fleet:
         new_process = another_process(engine.engine_id, told.get("engine_id"))
         if new_process:
             engine = forget(engine)
-        elif all(getattr(engine, name) == value for name, value in told.items()):
+        elif all(getattr(engine, name, None) == value for name, value in told.items()):
             return  # of nearly every answer
         learned = replace(engine, **told)
         if learned == node.engine:
