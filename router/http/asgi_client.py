@@ -121,8 +121,8 @@ class AsgiClient:
             errors.error_row(error).status, errors.error_headers(error), errors.openai_error(error)
         )
 
-    async def tell_stop(self) -> None:
-        """The router stops and cannot finish the answer: an error, in the stream if that has begun."""
+    async def tell_stop(self, path: str) -> None:
+        """The router stops and cannot finish the answer: an error, in ``path``'s stream if that has begun."""
         if self.ended:
             return
         error = errors.NoCapacity("the router is stopping")
@@ -130,7 +130,7 @@ class AsgiClient:
             await self.refuse(error)
             return
         row = errors.error_row(error)
-        if not self.put(tap.error_event(error.message, row.type, row.code)):
+        if not self.put(tap.error_event(error.message, row.type, row.code, path)):
             await self.flush()
         await self.end()
 

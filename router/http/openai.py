@@ -84,7 +84,7 @@ class InferenceRoute:
             await unless_client_leaves(turn, receive, client, straight)
         except asyncio.CancelledError:
             # The server's time for draining is over. Its task ends here, with an answer that looks broken.
-            await client.tell_stop()
+            await client.tell_stop(scope["path"])
         except Exception:
             _LOG.exception("turn %s failed in the router", turn_id)
             if client.started:

@@ -300,7 +300,8 @@ class DecodeLeg:
                 with_handle=False, action="error_event", fault=fault,
             )
         )  # fmt: skip
-        told = tap.error_event(f"the engine broke off its answer: {why}", "server_error", "engine_broke_off")
+        message = f"the engine broke off its answer: {why}"
+        told = tap.error_event(message, "server_error", "engine_broke_off", self.request.path)
         if not self.client.put(told):
             await self._flush()
         await self.client.end()

@@ -35,6 +35,7 @@ from router.turn.sse import DEFAULT_MAX_EVENT_BYTES, Event, Framer, ends_event
 
 __all__ = ["Answer", "Lifted", "Tap", "TapEnd", "TapSettings", "error_event", "lift", "read"]
 
+_MESSAGES = "/v1/messages"
 _PARAMS = "kv_transfer_params"
 _PRIVATE = frozenset({_PARAMS, "ec_transfer_params"})
 _PRIVATE_MARK = b"_transfer_params"
@@ -250,12 +251,16 @@ def read(body: bytes, settings: TapSettings) -> Answer:
     return reading.answer()
 
 
-def error_event(message: str, kind: str, code: int | str) -> bytes:
-    """The end of a stream that failed, as vLLM sends it: an error object, then `[DONE]`.
+def error_event(message: str, kind: str, code: int | str, path: str) -> bytes:
+    """The end of a stream of `path` that failed, as vLLM sends it: an error object, then `[DONE]`.
 
     Send it between whole events only. `kind` is the error's `type`. The OpenAI client raises on the error
-    object and never reads on to the `[DONE]`; clients that wait for a `[DONE]` do not hang.
+    object and never reads on to the `[DONE]`; clients that wait for a `[DONE]` do not hang. Anthropic's
+    clients pass over events without a name, and would take the end after them for that of the message.
     """
+    if path == _MESSAGES:
+        named = {"type": "error", "error": {"type": "api_error", "message": message}}
+        return b"event: error\ndata: " + json.dumps(named).encode() + b"\n\n"
     error = {"error": {"message": message, "type": kind, "param": None, "code": code}}
     return b"data: " + json.dumps(error).encode() + b"\n\ndata: [DONE]\n\n"
 

@@ -9,7 +9,7 @@ passes through unchanged: status, body and `Retry-After`. `retry-after` comes wi
 then, so that another attempt is safe.
 
 In a stream that has begun the status is 200 already. The error is then an event, `data: {"error": …}`, and
-`data: [DONE]` after it, as vLLM does; an answer that broke off never looks complete."""
+`data: [DONE]` after it, as vLLM does; on `/v1/messages` it is Anthropic's, `event: error`. An answer that broke off never looks complete."""
 
 
 def errors_page() -> str:

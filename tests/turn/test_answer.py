@@ -1,5 +1,7 @@
 """The decode leg where engines differ: streams without [DONE], late first tokens, tainted caches."""
 
+import json
+
 import pytest
 
 from tests.e2e.http_pool import CHAT, MODEL, STOCK_33, http_pool, legs, opening
@@ -37,6 +39,21 @@ async def test_a_stream_of_another_endpoint_that_breaks_off_does_not_look_comple
         async with http.stream("POST", RESPONSES, json={"model": MODEL, "input": "hello"}) as answer:
             raw = await Reading(answer, answer.aiter_raw()).rest()
         assert raw.startswith(CREATED + b'data: {"error"')
+
+
+async def test_a_message_that_breaks_off_ends_in_an_event_that_anthropics_clients_read() -> None:
+    """They pass over events without a name: one would leave them with half a message and no error."""
+    start = b'event: message_start\ndata: {"type":"message_start","message":{}}\n\n'
+    async with spoken_pool() as (d, http):
+        d.say(SSE_HEAD)
+        d.chunk(start + b'event: content_block_delta\ndata: {"type":"cont')
+        d.hang_up()
+        body = {"model": MODEL, "messages": [], "max_tokens": 9, "stream": True}
+        async with http.stream("POST", "/v1/messages", json=body) as answer:
+            raw = await Reading(answer, answer.aiter_raw()).rest()
+    error = raw.removeprefix(start + b"event: error\ndata: ")
+    assert json.loads(error)["type"] == "error"
+    assert "broke off" in json.loads(error)["error"]["message"]
 
 
 async def test_a_connection_that_breaks_after_done_adds_nothing_to_a_whole_answer() -> None:

@@ -381,7 +381,7 @@ def test_null_errors_are_none() -> None:
 
 
 def test_the_error_event_is_what_an_openai_client_reads() -> None:
-    ours = error_event('broken "off"\n', "server_error", 502)
+    ours = error_event('broken "off"\n', "server_error", 502, "/v1/chat/completions")
     forwarded, end = run(event(chunk("a")) + ours)
     assert forwarded == event(chunk("a")) + ours
     assert ours.endswith(b"\n\n" + DONE)
@@ -394,12 +394,20 @@ def test_the_error_event_is_what_an_openai_client_reads() -> None:
     }
 
 
+def test_the_error_event_has_a_name_where_clients_go_by_names() -> None:
+    name, data = error_event('broken "off"\n', "server_error", 502, "/v1/messages").split(b"\n", 1)
+    assert name == b"event: error"
+    assert data.endswith(b"}\n\n")
+    told = {"type": "api_error", "message": 'broken "off"\n'}
+    assert json.loads(data.removeprefix(b"data: ")) == {"type": "error", "error": told}
+
+
 def test_half_an_event_is_never_glued_to_the_error_event() -> None:
     stream = event(chunk("汉字")) + event(chunk("😀"))
     for cut in range(len(stream)):
         forwarded, end = run(stream[:cut])
         assert not end.complete
-        told = forwarded + error_event("x", "server_error", 502)
+        told = forwarded + error_event("x", "server_error", 502, "/v1/completions")
         assert [json.loads(part[6:]) for part in told.split(b"\n\n")[:-2]][-1]["error"]["message"] == "x"
 
 
