@@ -409,11 +409,17 @@ class Settings(BaseSettings):
                 "verify=lineage trusts equal messages: it is known to be wrong where templates strip"
                 " reasoning or answers retokenise; use auto, engine or router"
             )
-        # vLLM 0.22 to 0.33: decoder_kv_blocks_ttl is 480 s, VLLM_HTTP_TIMEOUT_KEEP_ALIVE is 5 s.
+        # vLLM 0.22 to 0.33: decoder_kv_blocks_ttl is 480 s, kv_lease_duration 30 s, and
+        # VLLM_HTTP_TIMEOUT_KEEP_ALIVE 5 s.
         if self.decode_ttl_s > 480:
             found.append(
                 f"decode_ttl_s={self.decode_ttl_s:g} is longer than vLLM's default of 480 s: right only if"
                 " all decode nodes were started with a decoder_kv_blocks_ttl that is at least as long"
+            )
+        if self.prefill_lease_s > 30:
+            found.append(
+                f"prefill_lease_s={self.prefill_lease_s:g} is longer than vLLM's default of 30 s: right only"
+                " if all prefill nodes were started with a kv_lease_duration that is at least as long"
             )
         if self.engine_keepalive_s >= 5:
             found.append(

@@ -322,6 +322,7 @@ def test_a_key_file_without_one_key_is_refused(content: bytes, tmp_path: Path) -
     [
         ({"verify": "lineage"}, "known to be wrong where templates strip reasoning or answers retokenise"),
         ({"decode_ttl_s": "481"}, "longer than vLLM's default of 480 s"),
+        ({"prefill_lease_s": "31"}, "longer than vLLM's default of 30 s"),
         ({"engine_keepalive_s": "5"}, "not below vLLM's own 5 s"),
         ({"decode": ["http://p:8100"]}, "http://p:8100 is in both pools"),
     ],

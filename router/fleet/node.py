@@ -88,6 +88,10 @@ class Engine:
     """It reports ``transfer_mode: push``: handles of such a connector cannot be reused."""
     render: bool | None = None
     """Whether its ``/v1/.../render`` routes answer."""
+    prefill_params: bool | None = None
+    """Whether its prefill answers carry params, by which D reads what P computed."""
+    whole_handle: bool | None = None
+    """Whether its answers that are not streamed carry a handle."""
     stream_handle: bool | None = None
     """Whether its streamed answers carry a handle."""
     stamps: bool | None = None

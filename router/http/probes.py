@@ -79,15 +79,30 @@ def hints(nodes: Iterable[Node], *, mode: str) -> tuple[str, ...]:
     nodes = tuple(nodes)
     prefill, decode = _of(nodes, Role.PREFILL), _of(nodes, Role.DECODE)
     found: list[str] = []
+    apart = [node.key for node in prefill if node.engine.prefill_params is False]
+    if apart:
+        found.append(
+            f"{_names(apart)}: prefill answers carry no kv_transfer_params, so prompts are computed twice;"
+            " start prefill and decode nodes with a KV connector"
+        )
     if mode == "off":
-        return ()
+        return tuple(found)
     pushing = [node.key for node in nodes if node.engine.push_mode]
     if pushing:
         found.append(
             f"{_names(pushing)}: the connector is in push mode, and its handles cannot be reused;"
             " start the engine with a pulling connector"
         )
-    blind = [node.key for node in decode if node.engine.stream_handle is False]
+    silent = [node.key for node in decode if node.engine.whole_handle is False]
+    if silent:
+        found.append(
+            f"{_names(silent)}: answers carry no handle, so nothing comes back; turn bidirectional_kv_xfer on"
+        )
+    blind = [
+        node.key
+        for node in decode
+        if node.engine.stream_handle is False and node.engine.whole_handle is not False
+    ]
     if blind:
         found.append(
             f"{_names(blind)}: streamed answers carry no handle, yet their blocks stay pinned; upgrade to"

@@ -88,7 +88,10 @@ class DecodeLeg:
             traceparent=span.traceparent,
         )
         answer_s = settings.first_token_s if request.stream else settings.decode_s
-        call = Call("POST", request.target, headers, self._body(lift_ids=lift_ids), settings.limits(answer_s))
+        # A D that is reached after P's lease reads blocks that are another prompt's by then.
+        left_s = self.record.lease_left_s(settings.prefill_lease_s)
+        limits = settings.limits(answer_s, connect_within_s=left_s)
+        call = Call("POST", request.target, headers, self._body(lift_ids=lift_ids), limits)
         tap_settings = tap.TapSettings(
             lift_token_ids=lift_ids,
             hide_token_ids=lift_ids and not request.wants_token_ids,

@@ -53,9 +53,10 @@ class RelaySettings:
     max_answer_bytes: int = 268_435_456
     client_s: float | None = None
 
-    def limits(self, answer_s: float | None) -> Limits:
+    def limits(self, answer_s: float | None, *, connect_within_s: float | None = None) -> Limits:
         """The bounds of a leg whose answer has to begin within ``answer_s`` seconds."""
-        return Limits(self.connect_s, answer_s, self.idle_s, self.max_answer_bytes)
+        connect_s = self.connect_s if connect_within_s is None else min(self.connect_s, connect_within_s)
+        return Limits(connect_s, answer_s, self.idle_s, self.max_answer_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,7 +192,9 @@ def _read(
     if lifted.unsound_finish is not None:
         raise PrefillFailed(f"finish reason {lifted.unsound_finish}")
     params, sent = None, lifted.params
-    if lifted.params is not None:
+    if lifted.params is None:
+        context.fleet.learn(node.key, prefill_params=False)
+    else:
         try:
             params = nixl.read(lifted.params)
         except nixl.NotParams as error:
@@ -200,6 +202,7 @@ def _read(
         context.fleet.learn(
             node.key,
             engine_id=params.engine_id or None,
+            prefill_params=True,
             push_mode=params.push_mode,
             verifies=params.verified_tokens is not None,
         )

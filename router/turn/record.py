@@ -98,6 +98,10 @@ class Record:
         self.phase, self.prefill_ended_s = Phase.BETWEEN, self.now()
         self.on_nodes({self.decode})
 
+    def lease_left_s(self, lease_s: float) -> float | None:
+        """How long P still keeps its blocks for a decode leg; None where no prefill leg has ended."""
+        return None if self.prefill_ended_s is None else self.prefill_ended_s + lease_s - self.now()
+
     def ended(self, by: EndedBy, detail: str) -> None:
         """The first cause stays: what follows from it is not news."""
         if not self.detail:

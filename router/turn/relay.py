@@ -233,8 +233,9 @@ class _Turn:
 
     def _check_lease(self) -> None:
         """P keeps its blocks for a lease that only D renews; after that D would read others."""
-        ended_s, lease_s = self.record.prefill_ended_s, self.context.settings.prefill_lease_s
-        if ended_s is not None and self.context.now() - ended_s > lease_s:
+        lease_s = self.context.settings.prefill_lease_s
+        left_s = self.record.lease_left_s(lease_s)
+        if left_s is not None and left_s <= 0:
             raise _LeaseOver(
                 f"the prefill node's lease of {lease_s:g} s passed before the decode leg was sent"
             )

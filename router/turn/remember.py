@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass
 
 from router.engines import nixl
+from router.fleet.node import Node
 from router.ledger.store import Finish as FinishKind
 from router.ledger.store import Handle, LedgerUnavailable, Put, Trace, owner_of
 from router.telemetry.facts import HandleFact, LedgerFailed, Outcome
@@ -132,8 +133,8 @@ class Memory:
             except nixl.NotParams:
                 params = None
         is_delivered = prefilled is not None and prefilled.params is not None
-        if is_delivered and self.request.stream:
-            self._learn_streams(node, carry_handles=params is not None)
+        if is_delivered:
+            self._learn_handles(plan.decode, is_there=params is not None)
         if params is not None:
             self.context.fleet.learn(
                 node, engine_id=params.engine_id or None, push_mode=params.push_mode, stamps=params.stamped
@@ -161,17 +162,15 @@ class Memory:
             self.context.facts.publish(HandleFact(Outcome.UNUSABLE, node, 0, accepted))
         return None
 
-    def _learn_streams(self, node: str, *, carry_handles: bool) -> None:
-        """Whether D's streams carry handles. One that did proves it; one that did not may have had none.
+    def _learn_handles(self, decode: Node, *, is_there: bool) -> None:
+        """Whether D's answers carry handles. One that did proves it; one that did not may have had none.
 
         A stop string ends a request as an abort inside the engine, which leaves no handle behind.
         """
-        known = self.context.fleet.snapshot.get(node)
-        proven = known is not None and known.engine.stream_handle is True
-        if carry_handles:
-            self.context.fleet.learn(node, stream_handle=True)
-        elif not proven and "stop" not in self.request.members:
-            self.context.fleet.learn(node, stream_handle=False)
+        known = self.context.fleet.snapshot.get(decode.key) or decode
+        name = "stream_handle" if self.request.stream else "whole_handle"
+        if is_there or (getattr(known.engine, name) is not True and "stop" not in self.request.members):
+            self.context.fleet.learn(decode.key, **{name: is_there})
 
     def _reachable(self, plan: Plan, ended: Ended) -> bytes | None:
         """D's params, with an address that P can reach where the operator says they name none."""

@@ -234,6 +234,15 @@ async def test_a_decode_that_ends_in_an_error_is_one() -> None:
         assert await pool.metric("handles_total", outcome="stored") == 0
 
 
+async def test_no_decode_leg_after_the_lease_of_the_prefill_node() -> None:
+    async with http_pool(prefill_lease_s=1e-9) as pool:
+        error = error_of(await pool.chat(opening()))
+        assert error["status"] == 504
+        assert "lease" in error["message"]
+        assert (len(legs(pool.p)), len(legs(pool.d))) == (2, 0), "prefilled again once"
+        assert await pool.metric("leg_faults_total", role="decode", fault="lease_over") == 2
+
+
 async def test_without_params_of_p_the_decode_goes_on_unassisted_and_is_counted() -> None:
     async with http_pool() as pool:
         fault(pool.p, leg="prefill", params_at="none")
@@ -242,6 +251,10 @@ async def test_without_params_of_p_the_decode_goes_on_unassisted_and_is_counted(
         assert "kv_transfer_params" not in legs(pool.d)[0].body
         assert await pool.metric("handles_total", outcome="missing_prefill_params") == 1
         assert not pool.d.engine.pins.by_request
+        (hint,) = (await pool.http.get("/health")).json()["hints"]
+        assert "prefill answers carry no kv_transfer_params" in hint
+        await pool.turn(opening("with params again"))
+        assert (await pool.http.get("/health")).json()["hints"] == []
 
 
 async def test_without_params_of_d_the_next_turn_is_cold_and_it_is_counted() -> None:
@@ -249,6 +262,8 @@ async def test_without_params_of_d_the_next_turn_is_cold_and_it_is_counted() -> 
         fault(pool.d, leg="decode", params_at="none")
         second = await second_turn(pool)
         assert await pool.metric("handles_total", outcome="missing_decode_params") == 1
+        (hint,) = (await pool.http.get("/health")).json()["hints"]
+        assert "answers carry no handle" in hint
         answer = await pool.chat(second)
         assert answer.headers["x-boomerang-reason"] == "no_handle"
         await assert_right(pool, answer, second)

@@ -120,6 +120,9 @@ def test_a_large_fleet_is_counted_in_full_and_listed_in_part() -> None:
     ("fleet", "hint"),
     [
         ([node("p1", push_mode=True), node("d1")], "p1: the connector is in push mode"),
+        ([node("p1", prefill_params=False), node("d1")], "p1: prefill answers carry no kv_transfer_params"),
+        ([node("p1"), node("d1", whole_handle=False)], "d1: answers carry no handle"),
+        ([node("p1"), node("d1", whole_handle=False, stream_handle=False)], "d1: answers carry no handle"),
         ([node("p1"), node("d1", stream_handle=False)], "d1: streamed answers carry no handle"),
         ([node("p1", block_size=16), node("d1", block_size=128)], "differ in block size (16, 128)"),
         ([node("p1", models=("a",)), node("d1", models=("b",))], "no model is served by both"),
@@ -134,6 +137,12 @@ def test_hints_name_what_keeps_reuse_from_working(fleet: list[Node], hint: str) 
 def test_no_hints_where_nothing_is_known_and_where_reuse_is_off() -> None:
     assert hints([node("p1"), node("d1")], mode="auto") == ()
     assert hints([node("p1", push_mode=True)], mode="off") == ()
+    assert hints([node("p1", prefill_params=True), node("d1", whole_handle=True)], mode="auto") == ()
+
+
+def test_prompts_that_are_computed_twice_are_told_without_reuse_too() -> None:
+    (found,) = hints([node("p1", prefill_params=False)], mode="off")
+    assert "computed twice" in found
 
 
 def test_many_nodes_with_one_fault_are_one_hint() -> None:

@@ -31,6 +31,17 @@ def test_without_a_history_there_is_no_name() -> None:
     assert line_name(lineage(KEYS[:1], 3)) == line_name(lineage(KEYS[:1], 1))
 
 
+def test_what_is_left_of_a_lease_runs_from_the_end_of_the_prefill_leg() -> None:
+    now_s = [100.0]
+    one = Record(REQUEST, lambda: now_s[0], 0.0)
+    assert one.lease_left_s(30.0) is None
+    one.prefill_ended()
+    now_s[0] = 112.0
+    assert one.lease_left_s(30.0) == 18.0
+    now_s[0] = 131.0
+    assert one.lease_left_s(30.0) == -1.0
+
+
 def record(kind: Kind, reused: int | None, held: float = 0.0) -> Record:
     one = Record(REQUEST, lambda: 0.0, 0.0)
     one.planned(Plan(kind, "extension", D, P, estimate=Estimate(0.1, 1000.0, 100.0, held_tokens=held)))
