@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from router.bench.own_time import Calibration
 from router.bench.published import SOURCE, Model, Transfer
 from router.bench.readings import readings, unseen
 from router.bench.replay import Request
@@ -116,7 +117,7 @@ def readings_table(models: Sequence[Model]) -> str:
 
 
 def document(
-    played: Sequence[tuple[Model, Sequence[Row], Sequence[Request]]], *, wrong: int
+    played: Sequence[tuple[Model, Sequence[Row], Sequence[Request], Calibration]], *, wrong: int
 ) -> dict[str, Any]:
     """Everything, for ``--json``."""
     return {
@@ -126,6 +127,7 @@ def document(
             {
                 "name": model.name,
                 "profile": model.profile,
+                "calibration": asdict(found),
                 "rows": [
                     {
                         **asdict(row),
@@ -139,6 +141,6 @@ def document(
                 "readings": [asdict(reading) for reading in readings(model)],
                 "unseen": asdict(unseen(model)),
             }
-            for model, compared, requests in played
+            for model, compared, requests, found in played
         ],
     }

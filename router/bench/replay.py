@@ -8,7 +8,7 @@ import contextlib
 import http.client
 import random
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -59,19 +59,29 @@ class Legs:
 
 
 @contextlib.contextmanager
-def pools(profile: str, *, plugin: bool) -> Iterator[dict[Transfer, Legs]]:
+def pools(
+    profile: str,
+    *,
+    plugin: bool,
+    transfers: Sequence[Transfer] = TRANSFERS,
+    times_ms: Mapping[str, float] | None = None,
+) -> Iterator[dict[Transfer, Legs]]:
     """One prefill and one decode engine and a router for each side. Raises NotStarted.
+
+    ``times_ms``: times of the profile, by name, that the engines take instead of its own.
 
     As published, P has no prefix cache. D has none either: how long D takes until its first token is
     calibrated by the length of the whole prompt.
     """
     with tempfile.TemporaryDirectory(prefix="boomerang-figures-") as folder, contextlib.ExitStack() as stack:
         made, waited = dict[Transfer, Legs](), []
-        for transfer in TRANSFERS:
+        for transfer in transfers:
             prefill, decoding, router = free_port(), free_port(), free_port()
             origins = [f"http://127.0.0.1:{port}" for port in (router, prefill, decoding)]
             engine = ["sim", "--profile", profile, "--output-ms", "0", "--no-prefix-cache"]
             engine += ["--num-blocks", str(NUM_BLOCKS), *(["--plugin"] if plugin else [])]
+            for name, milliseconds in (times_ms or {}).items():
+                engine += ["--time", f"{name}={milliseconds:.9f}"]
             engine += ["--no-bidirectional"] if transfer == "off" else []
             serve = ["serve", "--prefill", origins[1], "--decode", origins[2], "--log-level", "warning"]
             # Each turn has both legs, as it had in the published measurements.

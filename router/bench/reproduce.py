@@ -4,15 +4,18 @@ import argparse
 import http.client
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from router.bench import own_time
 from router.bench.comparison import Row, document, readings_table, rows, table
+from router.bench.own_time import Calibration, calibration
 from router.bench.plot import NoPlot, check, draw
 from router.bench.published import REQUESTS, SOURCE, Model, models
 from router.bench.replay import TRANSFERS, Request, converse, pools, wrong_kv
 from router.bench.streamed import NoAnswer
 from router.demo.processes import NotStarted
+from router.sim.profiles import PROFILES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,21 +50,22 @@ def run(args: argparse.Namespace) -> int:
             check()
         played, wrong = _play(chosen, args)
         print(f"\nPublished: {SOURCE}\n")
-        for model, compared, _ in played:
+        for model, compared, _, found in played:
             print(table(model, compared), end="\n\n")
+            print(own_time.told(model.name, PROFILES[model.profile], found), end="\n\n")
         print(readings_table(chosen))
         print(f"\nWrong KV used by any engine: {wrong}.")
         if args.json:
             args.json.write_text(json.dumps(document(played, wrong=wrong), indent=1) + "\n")
         if args.plot:
-            draw([(model, compared) for model, compared, _ in played], args.plot)
+            draw([(model, compared) for model, compared, _, _ in played], args.plot)
     except (NoAnswer, NoPlot, NotStarted, OSError, http.client.HTTPException) as error:
         print(f"boomerang: {error}", file=sys.stderr)
         return 1
     return 1 if wrong else 0
 
 
-Played = list[tuple[Model, Sequence[Row], Sequence[Request]]]
+Played = list[tuple[Model, Sequence[Row], Sequence[Request], Calibration]]
 
 
 def _play(chosen: Sequence[Model], args: argparse.Namespace) -> tuple[Played, int]:
@@ -69,12 +73,39 @@ def _play(chosen: Sequence[Model], args: argparse.Namespace) -> tuple[Played, in
     wrong = 0
     for model in chosen:
         requests: list[Request] = []
-        with pools(model.profile, plugin=not args.stock) as legs:
-            for length in args.prompt_tokens or model.lengths_tokens:
+        lengths = args.prompt_tokens or model.lengths_tokens
+        found = _calibrate(model, lengths, plugin=not args.stock)
+        with pools(model.profile, plugin=not args.stock, times_ms=found.times_ms) as legs:
+            for length in lengths:
                 print(f"{model.name}, {length:,} tokens …", file=sys.stderr)
                 for conversation in range(args.conversations):
                     for transfer in TRANSFERS:
                         requests += converse(legs[transfer].router, transfer, length, conversation, REQUESTS)
             wrong += wrong_kv(list(legs.values()))
-        played.append((model, rows(model, requests), requests))
+        played.append((model, rows(model, requests), requests, found))
     return played, wrong
+
+
+def _calibrate(model: Model, lengths: Sequence[int], *, plugin: bool) -> Calibration:
+    """From turns of its own, without transfer, at the shortest and the longest of the lengths.
+
+    Twice: a shorter step hides less of what simulating it takes, so the chain's own time is measured again
+    with what the first time took out.
+    """
+    made = PROFILES[model.profile]
+    first = calibration(made, made, _turns_off(model, lengths, {}, plugin=plugin))
+    again = _turns_off(model, lengths, first.times_ms, plugin=plugin)
+    return calibration(made, first.profile, again)
+
+
+def _turns_off(
+    model: Model, lengths: Sequence[int], times_ms: Mapping[str, float], *, plugin: bool
+) -> list[Request]:
+    print(f"{model.name}, calibration …", file=sys.stderr)
+    ends = {max(lengths): 1, min(lengths): own_time.SHORTEST_CONVERSATIONS}
+    requests: list[Request] = []
+    with pools(model.profile, plugin=plugin, transfers=("off",), times_ms=times_ms) as legs:
+        for length, conversations in ends.items():
+            for conversation in range(conversations):
+                requests += converse(legs["off"].router, "off", length, conversation, REQUESTS)
+    return requests

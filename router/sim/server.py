@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import socket
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any, Self, cast
+from dataclasses import fields, replace
+from typing import Any, Final, Self, cast
 
 import uvicorn
 import uvloop
@@ -23,10 +24,14 @@ from router.sim.clock import Clock
 from router.sim.config import EngineConfig
 from router.sim.engine import SimEngine
 from router.sim.fabric import Fabric, HttpFabric
-from router.sim.profiles import PROFILES
+from router.sim.profiles import PROFILES, Profile
 from router.sim.reply import Reply
 from router.sim.sequence import ConnectionCut
 from router.sim.template import TemplateOptions
+
+_TIMES: Final = tuple(
+    field.name for field in fields(Profile) if field.name not in {"output_ms_per_token", "concurrency"}
+)
 
 App = Callable[[Scope, ASGIReceiveCallable, ASGISendCallable], Coroutine[Any, Any, None]]
 
@@ -212,6 +217,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output-ms", type=float, help="milliseconds of each further output token, instead of the profile's"
     )
+    parser.add_argument(
+        "--time",
+        type=_time,
+        action="append",
+        default=[],
+        metavar="NAME=MS",
+        help=f"one of the profile's times, instead of its own ({', '.join(_TIMES)}); repeat for more",
+    )
     choice("--version", ("0.32.0", "0.33.0"), "0.33.0", "the vLLM that it speaks like", dest="engine_version")
     value("--model", str, usual.model, "the served model's name")
     switch("--plugin", "with the engine-mode plugin")
@@ -227,9 +240,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     switch("--no-prefix-cache", "without a prefix cache of its own")
 
 
+def _time(told: str) -> tuple[str, float]:
+    """``NAME=MS``, as the command line has it. Raises ArgumentTypeError."""
+    name, _, written = told.partition("=")
+    try:
+        milliseconds = float(written)
+    except ValueError:
+        milliseconds = math.nan
+    if name not in _TIMES or not 0 <= milliseconds < math.inf:
+        raise argparse.ArgumentTypeError(
+            f"{told!r} is not NAME=MS with 0 ms or more and one of {', '.join(_TIMES)}"
+        )
+    return name, milliseconds
+
+
 def configured(arguments: argparse.Namespace) -> EngineConfig:
     """The engine that the options describe."""
-    profile = PROFILES[arguments.profile].scaled(arguments.time_scale)
+    profile = replace(PROFILES[arguments.profile], **dict(arguments.time)).scaled(arguments.time_scale)
     if arguments.output_ms is not None:
         profile = replace(profile, output_ms_per_token=arguments.output_ms)
     return EngineConfig(

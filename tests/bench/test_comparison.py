@@ -3,8 +3,10 @@ import json
 import pytest
 
 from router.bench.comparison import document, readings_table, rows, table
+from router.bench.own_time import calibration
 from router.bench.published import Transfer, models
 from router.bench.replay import Request
+from router.sim.profiles import PROFILES
 
 QWEN = models()[0]
 
@@ -62,8 +64,11 @@ def test_the_other_readings_are_told_with_it() -> None:
 
 
 def test_the_document_is_json_and_whole() -> None:
-    told = json.loads(json.dumps(document([(QWEN, rows(QWEN, PLAYED), PLAYED)], wrong=0)))
+    profile = PROFILES[QWEN.profile]
+    found = calibration(profile, profile, [request for request in PLAYED if request.transfer == "off"])
+    told = json.loads(json.dumps(document([(QWEN, rows(QWEN, PLAYED), PLAYED, found)], wrong=0)))
     (model,) = told["models"]
     assert [row["prompt_tokens"] for row in model["rows"]] == [2_000, 4_000]
     assert len(model["requests"]) == len(PLAYED)
+    assert [one["prompt_tokens"] for one in model["calibration"]["measured"]] == [2_000, 4_000]
     assert told["wrong_kv"] == 0

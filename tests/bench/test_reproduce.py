@@ -37,13 +37,18 @@ def test_a_plot_of_every_model(tmp_path: Path) -> None:
 
 
 def test_a_short_run_from_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """One conversation of five requests on each side, in real time: about two seconds and the start."""
+    """One conversation of five requests on each side, in real time, and the calibration before it."""
     target = tmp_path / "figures.json"
     options = ["--model", "Qwen3-32B", "--conversations", "1", "--prompt-tokens", "2000", "--stock"]
     assert main(["bench", "figures", *options, "--json", str(target)]) == 0
     (model,) = json.loads(target.read_text())["models"]
     (row,) = model["rows"]
-    # A simulated engine is never faster than its profile: 133 to 183 ms.
-    assert row["off_ms"] > 157
+    # A simulated engine is never faster than its profile: 133 to 183 ms, less the chain's own time.
+    own = model["calibration"]["own"]
+    assert own["fixed_ms"] > 0
+    assert own["per_token_ms"] == 0, "of one length"
+    assert row["off_ms"] > 157 - own["fixed_ms"]
     assert row["reused_share"] > 0.9
-    assert "Wrong KV used by any engine: 0." in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "Qwen3-32B, calibrated on turns without transfer" in out
+    assert "Wrong KV used by any engine: 0." in out

@@ -3,6 +3,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -10,6 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.sim.config import EngineConfig
+from router.sim.profiles import PROFILES
 from router.sim.server import SimServer, add_arguments, configured
 from tests.sim.pool import CHAT, COLD, Pool, system, user
 
@@ -160,6 +162,24 @@ def test_the_command_line_describes_an_engine() -> None:
     )
     assert (config.role, config.plugin, config.template.strip_reasoning) == ("decode", True, False)
     assert config.profile.prefill_ms > 0
+
+
+def test_single_times_of_the_profile_can_be_told() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    options = ["--time", "delivery_ms=0", "--time", "prefill_ms=95.5", "--time-scale", "2"]
+    profile = configured(parser.parse_args(["--port", "1", *options])).profile
+    usual = PROFILES["qwen3-32b"].scaled(2)
+    assert profile == replace(usual, delivery_ms=0.0, prefill_ms=191.0)
+
+
+@pytest.mark.parametrize("told", ["delivery_ms", "delivery_ms=-1", "prefill_ms=inf", "concurrency=3"])
+def test_a_time_that_is_none_is_refused(told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--port", "1", "--time", told])
+    assert "is not NAME=MS" in capsys.readouterr().err
 
 
 async def test_a_process_of_its_own_gives_the_same_answer() -> None:
