@@ -10,8 +10,9 @@ from typing import Final
 
 MAX_WISHES: Final = 4_096
 """Of more than that the oldest is forgotten."""
-LIFTED_KEPT_S: Final = 3_600.0
-"""How long it is remembered that a drain was lifted: another router may still hold the older wish."""
+LIFTED_KEPT_S: Final = 604_800.0
+"""How long it is remembered that a drain was lifted, a week: another router may still hold the older wish, or
+have left it behind."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ is not told.
 No turn waits for any of this: it goes over the shared ledger's board, every ``SHARE_EVERY_S``.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,10 +16,14 @@ import msgspec
 
 from router.fleet.doubts import Doubted
 from router.fleet.drains import DrainWish
+from router.fleet.node import another_process
 from router.ledger.store import Board, LedgerUnavailable
 from router.turn.context import Context
 
 SHARE_EVERY_S: Final = 2.0
+DRAINS_HEARD_S: Final = 259_200.0
+"""Three days, well within ``LIFTED_KEPT_S``. An older note is of a router that is gone; its drains may have
+been lifted so long ago that nobody remembers, and would come back."""
 MAX_TOLD: Final = 1_024
 """Of each kind of doubt, the newest: a note stays small."""
 
@@ -57,11 +62,24 @@ class Sharing:
             except (msgspec.MsgspecError, RecursionError):
                 continue  # another version's
         context, now_s = self.context, self.context.now()
-        for told, _ in heard:
-            context.fleet.hear_drains({key: DrainWish(*wish) for key, wish in told.drains.items()})
+        for told, age_s in heard:
+            if age_s < DRAINS_HEARD_S:
+                context.fleet.hear_drains({key: DrainWish(*wish) for key, wish in told.drains.items()})
             pairs = {(prefill, decode): until_s for prefill, decode, until_s in told.pairs}
-            context.doubts.hear(Doubted(pairs, told.models, told.tainted), now_s)
+            context.doubts.hear(Doubted(pairs, told.models, self._running(told.tainted)), now_s)
         context.gaps.hear((told.gaps, age_s) for told, age_s in heard)
+
+    def _running(self, tainted: Mapping[str, tuple[str | None, str]]) -> dict[str, tuple[str | None, str]]:
+        """Without engines whose process is another one by now.
+
+        Each router forgets such a doubt at its next turn there, and would hear it again from the others.
+        """
+        running = {node.origin: node.engine.engine_id for node in self.context.fleet.snapshot.nodes}
+        return {
+            origin: (process, salt)
+            for origin, (process, salt) in tainted.items()
+            if not another_process(running.get(origin), process)
+        }
 
     def _told(self) -> Told:
         context = self.context

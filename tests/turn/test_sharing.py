@@ -7,11 +7,12 @@ import msgspec
 import pytest
 
 from router.app import Router, build
+from router.fleet.drains import LIFTED_KEPT_S
 from router.fleet.node import State
 from router.ledger.store import Finish, LedgerUnavailable, Note
 from router.settings import Settings
 from router.sim.upstream import SimUpstream
-from router.turn.sharing import Sharing
+from router.turn.sharing import DRAINS_HEARD_S, Sharing
 from tests.ledger import servers
 from tests.ledger.servers import Server
 
@@ -79,6 +80,21 @@ async def test_what_one_doubts_the_other_does_not_trust(own: Server) -> None:
         assert others.salt("http://p:8000", "engine-a") == salt is not None
 
 
+async def test_a_doubt_about_an_engine_that_has_ended_does_not_come_back(own: Server) -> None:
+    async with routers(own.url) as (one, two):
+        for router in (one, two):
+            router.context.fleet.learn(P, engine_id="a")
+        one.context.doubts.taint("http://p:8000", "a")
+        await exchange(one, two)
+        assert two.context.doubts.tainted == ("http://p:8000",)
+        for router in (one, two):
+            # Each sees the engine's new process by itself, and forgets the doubt when it is next used.
+            router.context.fleet.learn(P, engine_id="b")
+            assert router.context.doubts.salt("http://p:8000", router.context.fleet.process(P)) is None
+            await exchange(one, two)
+        assert one.context.doubts.tainted == two.context.doubts.tainted == ()
+
+
 async def test_silences_are_common(own: Server) -> None:
     async with routers(own.url) as (one, two):
         now_s = one.context.now()
@@ -102,15 +118,15 @@ async def test_a_store_that_is_gone_stops_nothing(own: Server) -> None:
 
 
 class Scripted:
-    """A board with notes of nobody knows whom."""
+    """A board with notes of nobody knows whom, of ``age_s`` seconds ago."""
 
-    def __init__(self, *notes: bytes) -> None:
-        self.notes = notes
+    def __init__(self, *notes: bytes, age_s: float = 1.0) -> None:
+        self.notes, self.age_s = notes, age_s
 
     async def exchange(self, mine: bytes) -> Sequence[Note]:
         if not self.notes:
             raise LedgerUnavailable("down")
-        return [Note(value, 1.0) for value in self.notes]
+        return [Note(value, self.age_s) for value in self.notes]
 
 
 async def test_notes_that_cannot_be_read_are_passed_over(own: Server) -> None:
@@ -121,3 +137,16 @@ async def test_notes_that_cannot_be_read_are_passed_over(own: Server) -> None:
         await Sharing(one.context, Scripted(*bad, good, *bad)).step()
         assert state(one) == (State.DRAINING, "drained")
         await Sharing(one.context, Scripted()).step()
+
+
+async def test_a_drain_that_a_router_left_behind_is_not_heard_for_ever(own: Server) -> None:
+    async with routers(own.url) as (one, _):
+        drained_s = one.context.now()
+        note = msgspec.msgpack.encode([{P: (drained_s, "drained")}])
+        await Sharing(one.context, Scripted(note, age_s=DRAINS_HEARD_S - 1.0)).step()
+        assert state(one) == (State.DRAINING, "drained")
+        one.context.fleet.undrain(P)
+        later_s = drained_s + LIFTED_KEPT_S + 1.0
+        assert one.context.fleet._drains.told(later_s) == {}, "that it was lifted is forgotten"
+        await Sharing(one.context, Scripted(note, age_s=LIFTED_KEPT_S)).step()
+        assert state(one)[0] is State.STARTING
