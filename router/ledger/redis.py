@@ -116,9 +116,9 @@ class RedisLedger(RedisPins, RedisBoard):
             handle, absence = None, Absence.EXPIRED
             self._expired_handles += 1
         kept = _NOTHING if handle is None else _kept(handle, now_s, turn.trace.finish)
-        if handle is not None and len(kept[0]) > MAX_HANDLE_BYTES:
+        unkept = handle if len(kept[0]) > MAX_HANDLE_BYTES else None
+        if unkept is not None:
             kept = _NOTHING
-            self.on_left(handle, Leaving.UNKEPT)
         trace = encode_trace(turn.trace)
         reply = await self._calls.run(
             _PUT,
@@ -146,6 +146,8 @@ class RedisLedger(RedisPins, RedisBoard):
             late=self._have_left,
         )
         await self._have_left(reply)
+        if unkept is not None:  # told by whoever fails, too, and it is to be told once
+            self.on_left(unkept, Leaving.UNKEPT)
         branch = reply[0]
         name = branch_name(slot, branch)
         if branch == serial and first > 1:

@@ -10,7 +10,7 @@ import pytest
 
 from router.ledger.redis import MAX_HANDLE_BYTES, RECOUNTED, RedisLedger
 from router.ledger.redis_slots import SLOT_TAGS, branch_place
-from router.ledger.store import Absence, Finish, Handle, Leaving, Put, Relation
+from router.ledger.store import Absence, Finish, Handle, Leaving, LedgerUnavailable, Put, Relation
 from tests.ledger import servers
 from tests.ledger.play import Clock, Play, asking, handle_of
 from tests.ledger.redis_play import redis_ledger
@@ -273,6 +273,10 @@ async def test_a_handle_without_end_is_not_kept_whole(own: Server) -> None:
         found = await play.find(asking("m0", "a0", "m1"))
         assert (found.handle, found.absence) == (None, Absence.NO_HANDLE)
         assert found.trace == put.trace
+        own.kill()
+        with pytest.raises(LedgerUnavailable):
+            await ledger.put(replace(put, handle=large))
+        assert left == [(large, Leaving.UNKEPT)], "whoever put it tells of it then"
 
 
 @pytest.mark.parametrize("deadline_s", [float("nan"), float("-inf"), float("inf"), 1e300])
