@@ -92,7 +92,7 @@ async def test_a_doubt_about_an_engine_that_has_ended_does_not_come_back(own: Se
             router.context.fleet.learn(P, engine_id="b")
             assert router.context.doubts.salt("http://p:8000", router.context.fleet.process(P)) is None
             await exchange(one, two)
-        assert one.context.doubts.tainted == two.context.doubts.tainted == ()
+        assert [router.context.doubts.tainted for router in (one, two)] == [(), ()]
 
 
 async def test_silences_are_common(own: Server) -> None:
