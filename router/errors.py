@@ -11,6 +11,10 @@ from typing import ClassVar
 import msgspec
 
 _WORD = re.compile(r"[^\s,'\"]+")
+_RANKED = re.compile(
+    r"[(\w]*=?(?:https?://|\b[pd]:)(?:[\w.-]+|\[[0-9a-f:.]+\]):[0-9]{1,5}@[0-9]{1,4}[:;.)]*", re.IGNORECASE
+)
+"""A node's address or key with its data-parallel rank, as ``p:host:8100@1``: no user and password."""
 _CREDENTIAL = re.compile(r"\b(?P<kind>bearer|basic)\s+[^\s,'\"]+", re.IGNORECASE)
 
 
@@ -21,7 +25,7 @@ def redact(text: str) -> str:
 
 def _without_userinfo(word: re.Match[str]) -> str:
     before, at, after = word[0].rpartition("@")
-    if not at:
+    if not at or _RANKED.fullmatch(word[0]):
         return word[0]
     scheme, is_url, _ = before.partition("://")
     if is_url:

@@ -95,6 +95,12 @@ def test_only_a_full_house_asks_to_come_again() -> None:
         (f"Authorization: Bearer {SECRET}", "Authorization: Bearer ***"),
         ("http://p:8100/v1 and me@example.com", "http://p:8100/v1 and me@example.com"),
         ("http://[::1]:8100 closed", "http://[::1]:8100 closed"),
+        (f"http://{SECRET}@3 is odd", "http://***@3 is odd"),
+        (f"redis://{SECRET}:8100@3 is down", "redis://***@3 is down"),
+        (f"http://user:{SECRET}:8100@3", "http://***@3"),
+        ("p:10.0.0.1:8100@12: status 500", "p:10.0.0.1:8100@12: status 500"),
+        ("d:[fd00::1]:8200@0 is ready", "d:[fd00::1]:8200@0 is ready"),
+        ("prefill=http://a-b.c:8100@0,https://[::1]:1@3", "prefill=http://a-b.c:8100@0,https://[::1]:1@3"),
     ],
 )
 def test_messages_hold_no_secret(text: str, told: str) -> None:
