@@ -30,7 +30,12 @@ PATHS: Final[dict[str, Endpoint]] = {
     "/v1/messages/count_tokens": Endpoint.OTHER,
     "/v1/embeddings": Endpoint.OTHER,
     "/v1/rerank": Endpoint.OTHER,
+    "/v2/rerank": Endpoint.OTHER,
+    "/rerank": Endpoint.OTHER,
     "/v1/score": Endpoint.OTHER,
+    "/score": Endpoint.OTHER,
+    "/classify": Endpoint.OTHER,
+    "/pooling": Endpoint.OTHER,
     "/tokenize": Endpoint.OTHER,
     "/detokenize": Endpoint.OTHER,
 }
