@@ -87,7 +87,7 @@ class EndRoute:
         try:
             released = await end_conversation(self.context, tenant_of(headers, self.identity_header), name)
         except LedgerUnavailable as error:
-            self.context.facts.publish(LedgerFailed("end", str(error)))
+            self.context.facts.publish(LedgerFailed("end", str(error), asked=error.asked))
             return refused(errors.NoCapacity("the ledger does not answer; nothing was ended"))
         if released is None:
             return refused(errors.NotFound("there is no such conversation"))

@@ -19,7 +19,7 @@ from redis.exceptions import NoScriptError, RedisError
 
 from router.ledger.breaker import Breaker
 from router.ledger.connection import Access, Client, connect, disconnect
-from router.ledger.store import LedgerUnavailable
+from router.ledger.store import LedgerNotAsked, LedgerUnavailable
 
 LATE_TURNS_OF_THE_LOOP: Final = 4
 """A loop that was held up sees a time-out before an answer that had come in time: it gets to read it."""
@@ -159,7 +159,7 @@ class Calls:
             raise LedgerUnavailable("the ledger is closed")
         server = self._server(key)
         if server.breaker.open:
-            raise LedgerUnavailable(f"the store is not asked: {server.breaker.reason}")
+            raise LedgerNotAsked(f"the store is not asked: {server.breaker.reason}")
         began_s = time.monotonic()
         try:
             return await self._waited(server, call, late)

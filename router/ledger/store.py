@@ -335,3 +335,11 @@ class Board(Protocol):
 
 class LedgerUnavailable(Exception):
     """The ledger did not answer in time, or not at all."""
+
+    asked = True
+
+
+class LedgerNotAsked(LedgerUnavailable):
+    """The ledger is known not to answer, and was not waited for."""
+
+    asked = False

@@ -259,6 +259,8 @@ class LedgerFailed:
 
     operation: str
     error: str
+    asked: bool = True
+    """Whether it was asked at all; a store that is known to be down is not."""
 
 
 @dataclass(frozen=True, slots=True)

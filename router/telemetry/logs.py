@@ -52,6 +52,8 @@ class FactLog:
 
 def _level(fact: Fact) -> int:
     match fact:
+        case LedgerFailed(asked=False):
+            return logging.DEBUG  # each turn would say again what the change of the store has said
         case TurnEnded(ended_by=EndedBy.FAULT) | LegFailed() | LedgerFailed() | DiscoveryFailed():
             return logging.WARNING
         case StoreChanged(up=False):

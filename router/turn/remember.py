@@ -40,7 +40,7 @@ class Memory:
             try:
                 await end_conversation(self.context, self.tenant, self.request.conversation)
             except LedgerUnavailable as error:
-                self.context.facts.publish(LedgerFailed("end", str(error)))
+                self.context.facts.publish(LedgerFailed("end", str(error), asked=error.asked))
 
     async def _put(self, plan: Plan, prefilled: Prefilled | None, ended: Ended) -> None:
         if prefilled is None and plan.kind is not Kind.STAY:
@@ -67,7 +67,7 @@ class Memory:
         try:
             await self.context.ledger.put(put)
         except LedgerUnavailable as error:
-            self.context.facts.publish(LedgerFailed("put", str(error)))
+            self.context.facts.publish(LedgerFailed("put", str(error), asked=error.asked))
             if kept is not None:
                 self.custody.tell(Outcome.LOST, kept.tokens, "ledger_down")
             self._unsure(handle, kept)

@@ -40,7 +40,7 @@ async def look_up(context: Context, request: Request, tenant: bytes | None) -> K
     try:
         return Known(lineage, await context.ledger.find(query), "", remembers=True)
     except LedgerUnavailable as error:
-        context.facts.publish(LedgerFailed("find", str(error)))
+        context.facts.publish(LedgerFailed("find", str(error), asked=error.asked))
         return Known(lineage, None, Reason.LEDGER_DOWN, remembers=True)
 
 

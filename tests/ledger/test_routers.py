@@ -112,7 +112,9 @@ async def test_no_client_sees_that_the_store_is_gone(own: Server, session: aioht
             if plan == "cold":
                 assert {one.reason for one in talk.seen} == {"ledger_down"}
         assert await corruptions(session, nodes) == 0
-        assert "does not answer; turns go cold" in nodes.logs[0].read_text()
+        told = nodes.logs[0].read_text()
+        assert "does not answer; turns go cold" in told
+        assert "is not asked" not in told, "each turn says it again"
 
 
 async def test_workers_share_a_port_a_ledger_and_their_metrics(

@@ -66,6 +66,7 @@ FACTS: list[tuple[Fact, str]] = [
     (RequestRefused("brg-1", "client-1", "chat", 400, "bad_request"), "info"),
     (LegFailed("brg-1", "prefill", "p1", "status 500", with_handle=True, action="cold_retry"), "warning"),
     (LedgerFailed("find", "time-out"), "warning"),
+    (LedgerFailed("find", "the store is not asked: time-out", asked=False), "debug"),
     (PromptMismatch("model-1", "p1", 768), "error"),
     (TaskFailed("sweep", "boom"), "error"),
     (HandleFact(Outcome.CUT, "d1", 768, "router"), "debug"),
