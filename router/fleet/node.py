@@ -141,6 +141,14 @@ class Node:
         """Whether it may get turns: it is ready, or the last resort, with nothing against it but its legs."""
         return self.state is State.READY or (self.state is State.EJECTED and self.reachable)
 
+    def with_legs(self, in_flight: int, idle_since_s: float | None) -> "Node":
+        """The same node with so many legs open: ``dataclasses.replace`` for what changes with every leg."""
+        return Node(
+            self.key, self.origin, self.role, self.state, self.reason, self.engine, in_flight, self.weight,
+            self.rank, self.limit, self.circuit, self.since_s, idle_since_s, self.busy_until_s,
+            self.renewed_at_s, self.reachable,
+        )  # fmt: skip
+
 
 def node_of(address: str, role: Role, *, weight: float = 1.0, limit: int | None = None) -> Node:
     """A node that nothing is known of yet. Its key is role, address and rank, unique in a fleet.

@@ -8,8 +8,9 @@ in ``router.fleet.standing``, and when its breaker opens in ``router.fleet.break
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType, TracebackType
 from typing import Any, Final, Protocol
 
 from router.engines.upstream import Exhausted, Upstream, UpstreamError
@@ -43,6 +44,24 @@ class Probe(Protocol):
         """Probe one node; failures are values, but for ``Exhausted``, which is none of the node's."""
 
 
+class _Open:
+    """A leg for as long as it is open: the context that ``Fleet.leg`` gives."""
+
+    __slots__ = ("_fleet", "_key", "_leg", "_peer", "_with_handle")
+
+    def __init__(self, fleet: "Fleet", key: str, *, with_handle: bool, peer: str) -> None:
+        self._fleet, self._key, self._with_handle, self._peer = fleet, key, with_handle, peer
+
+    def __enter__(self) -> Leg:
+        self._leg = self._fleet._opened(self._key, with_handle=self._with_handle, peer=self._peer)
+        return self._leg
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._fleet._closed(self._key, self._leg, error)
+
+
 class Fleet:
     """Holds the current snapshot, counts open legs, hears what they came to, and keeps probing.
 
@@ -66,6 +85,9 @@ class Fleet:
         self._rules, self._linger_s = rules or Rules(), linger_s
         self._drains = Drains()
         self._legs: dict[str, set[Leg]] = {}
+        self._uncounted: dict[str, float | None] = {}
+        """Nodes whose open legs the pool does not tell yet, and since when each is idle: most changes are never
+        looked at, and each would be a new pool."""
         self._probing: set[str] = set()
         self._due_s: float | None = None
         """When time alone changes something next: a breaker, a busy node, a node that leaves."""
@@ -95,6 +117,8 @@ class Fleet:
         """The fleet as it is now; the value never changes afterwards."""
         if self._due_s is not None and self._now() >= self._due_s:
             self._pass_time()
+        if self._uncounted:
+            self._count_legs()
         return self._pool
 
     def breaker(self, key: str) -> Breaker | None:
@@ -104,27 +128,39 @@ class Fleet:
 
     # -- legs --------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def leg(self, key: str, *, with_handle: bool = False, peer: str = "") -> Iterator[Leg]:
+    def leg(self, key: str, *, with_handle: bool = False, peer: str = "") -> _Open:
         """Count a leg on a node for as long as it is open, however it ends.
 
         An UpstreamError that passes through is a verdict, as are the calls of the leg itself.
         ``with_handle``: it reads from a decode node, and may fail because of that one. ``peer``: the prefill
         node that a decode leg reads from.
         """
+        return _Open(self, key, with_handle=with_handle, peer=peer)
+
+    def _opened(self, key: str, *, with_handle: bool, peer: str) -> Leg:
         leg = Leg(self, key, with_handle=with_handle, on_trial=self._goes_on_trial(key), peer=peer)
-        legs = self._legs.setdefault(key, set())
+        legs = self._legs.get(key)
+        if legs is None:
+            legs = self._legs[key] = set()
         legs.add(leg)
-        self._count(key, len(legs))
-        try:
-            yield leg
-        except UpstreamError as error:
+        self._uncounted[key] = None
+        return leg
+
+    def _closed(self, key: str, leg: Leg, error: BaseException | None) -> None:
+        if isinstance(error, UpstreamError):
             leg.broke(error)
-            raise
-        finally:
+        legs = self._legs.get(key)
+        if legs is not None:
             legs.discard(leg)
-            self._count(key, len(legs))
-            leg.end()
+        if not legs:
+            self._legs.pop(key, None)
+            self._uncounted[key] = self._now()
+            known = self._known.get(key)
+            if known is not None and known.standing.wish is Wish.LEAVE:
+                self._let_go(key)
+        else:
+            self._uncounted[key] = None
+        leg.end()
 
     def tell(
         self, key: str, verdict: Verdict, why: str = "", *, peer: str = "", on_trial: bool = False
@@ -132,9 +168,12 @@ class Fleet:
         """Take a leg's verdict on a node; ``leg`` does so for whoever uses it."""
         known = self._known.get(key)
         if known is not None:
-            told = {"why": why, "peer": peer}
-            now_s = self._now()
-            self._turn(key, judged(known.breaker, verdict, now_s, self._rules, on_trial=on_trial, **told))
+            breaker, now_s = known.breaker, self._now()
+            moved = judged(breaker, verdict, now_s, self._rules, why=why, peer=peer, on_trial=on_trial)
+            if moved.circuit is breaker.circuit:
+                known.breaker = moved  # after nearly every leg
+            else:
+                self._turn(key, moved)
 
     def busy(self, key: str, for_s: float = BUSY_S) -> None:
         """New turns keep away from a node for so long, while another can have them."""
@@ -152,7 +191,9 @@ class Fleet:
 
     def _goes_on_trial(self, key: str) -> bool:
         known = self._known.get(key)
-        if known is None or self.snapshot.get(key) is None or known.breaker.circuit is not Circuit.HALF_OPEN:
+        if known is None or known.breaker.circuit is Circuit.CLOSED:
+            return False  # and time alone does not change that
+        if self.snapshot.get(key) is None or known.breaker.circuit is not Circuit.HALF_OPEN:
             return False
         self._turn(key, tried(known.breaker, self._now(), self._rules))
         return True
@@ -187,15 +228,17 @@ class Fleet:
         node = self._pool.get(key)
         if node is None:
             return
-        engine, told = node.engine, {name: value for name, value in facts.items() if value is not None}
+        engine = node.engine
+        for name, value in facts.items():
+            if value is not None and getattr(engine, name, None) != value:
+                break
+        else:
+            return  # of nearly every answer
+        told = {name: value for name, value in facts.items() if value is not None}
         new_process = another_process(engine.engine_id, told.get("engine_id"))
         if new_process:
             engine = forget(engine)
-        elif all(getattr(engine, name, None) == value for name, value in told.items()):
-            return  # of nearly every answer
         learned = replace(engine, **told)
-        if learned == node.engine:
-            return
         self._pool = self._pool.with_node(replace(node, engine=learned))
         if new_process:
             self._renewed(key)
@@ -281,7 +324,7 @@ class Fleet:
             return
         overdue = known.leave_by_s is not None and self._now() >= known.leave_by_s
         holds = node.role is Role.DECODE and known.standing.probes is Probes.GOOD
-        if overdue or (node.in_flight == 0 and not holds):
+        if overdue or not (holds or self._legs.get(key)):
             self.remove(key, known.standing.wish_why)
 
     # -- probes ------------------------------------------------------------------------------------------
@@ -367,14 +410,15 @@ class Fleet:
 
     # -- moving on ---------------------------------------------------------------------------------------
 
-    def _count(self, key: str, legs: int) -> None:
-        if not legs:
-            self._legs.pop(key, None)
-        node = self._pool.get(key)
-        if node is not None:
-            idle_since_s = None if legs else self._now()
-            self._pool = self._pool.with_node(replace(node, in_flight=legs, idle_since_s=idle_since_s))
-            self._let_go(key)
+    def _count_legs(self) -> None:
+        """Take what has begun and ended since into the pool."""
+        counted = dict(self._pool.by_key)
+        for key, idle_since_s in self._uncounted.items():
+            node = counted.get(key)
+            if node is not None:
+                counted[key] = node.with_legs(len(self._legs.get(key, ())), idle_since_s)
+        self._uncounted.clear()
+        self._pool = Pool(MappingProxyType(counted))
 
     def _move(self, key: str, event: Event, why: str = "") -> None:
         """Take an event into a node's standing, and tell where its state or the reason for it changed."""

@@ -39,15 +39,20 @@ class Pool:
         last resort are nodes whose probes are good and whose breaker is open: a request that fails on every
         node may open all breakers, and is not to take the pool away from all others.
         """
-        serving = [
-            node
-            for node in self.by_key.values()
-            if node.role is role
-            and node.serves
-            and (not model or not node.engine.models or model in node.engine.models)
-        ]
-        ready = [node for node in serving if node.state is State.READY]
-        return tuple([node for node in ready if node.busy_until_s is None] or ready or serving)
+        ready: list[Node] = []
+        busy: list[Node] = []
+        last_resort: list[Node] = []
+        for node in self.by_key.values():
+            if node.role is not role:
+                continue
+            models = node.engine.models
+            if model and models and model not in models:
+                continue
+            if node.state is State.READY:
+                (ready if node.busy_until_s is None else busy).append(node)
+            elif node.serves:
+                last_resort.append(node)
+        return tuple(ready or busy or last_resort)
 
     def readable(self, role: Role) -> tuple[Node, ...]:
         """Nodes that what they hold may be read from, whether or not they may get new turns.

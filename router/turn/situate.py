@@ -67,8 +67,10 @@ def may_serve(pool: Pool, role: Role, model: str) -> Sequence[Node]:
     was loaded since the last probe is served.
     """
     ready = pool.ready(role, model)
+    if ready:
+        return ready
     nodes = [node for node in pool.nodes if node.role is role]
-    if ready or any(not node.engine.models or model in node.engine.models for node in nodes):
+    if any(not node.engine.models or model in node.engine.models for node in nodes):
         return ready
     return pool.ready(role)
 

@@ -1,8 +1,10 @@
 """What nodes are called, and what makes one."""
 
+from dataclasses import fields, replace
+
 import pytest
 
-from router.fleet.node import Role, State, another_process, node_of, process_of
+from router.fleet.node import Circuit, Engine, Node, Role, State, another_process, node_of, process_of
 
 
 @pytest.mark.parametrize(
@@ -61,3 +63,26 @@ def test_ranks_of_one_process_are_one_process() -> None:
     assert not another_process("a_dp0", "a_dp1")
     assert not another_process(None, "a")
     assert another_process("a", "b")
+
+
+def test_open_legs_change_nothing_else_of_a_node() -> None:
+    node = Node(
+        key="d:a:1",
+        origin="http://a:1",
+        role=Role.DECODE,
+        state=State.EJECTED,
+        reason="why",
+        engine=Engine(version="1"),
+        in_flight=1,
+        weight=2.0,
+        rank=3,
+        limit=4,
+        circuit=Circuit.OPEN,
+        since_s=5.0,
+        idle_since_s=6.0,
+        busy_until_s=7.0,
+        renewed_at_s=8.0,
+        reachable=True,
+    )
+    assert all(getattr(node, field.name) != field.default for field in fields(Node))
+    assert node.with_legs(9, 10.0) == replace(node, in_flight=9, idle_since_s=10.0)
