@@ -10,10 +10,10 @@ of the one before it (or its own start, where it found the queue empty) and its 
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from types import TracebackType
 from typing import Final, NamedTuple, Protocol
 
 from router.fleet.fit import Fit, Line, Mean
@@ -197,6 +197,53 @@ class _Decode:
         fit.observe(tokens, seconds / self.slow[step].value, now_s)
 
 
+class _Prefilling:
+    """A prefill leg for as long as it is open."""
+
+    __slots__ = ("_key", "_leg", "_node", "_now", "_tokens")
+
+    def __init__(self, node: _Prefill, key: str, tokens: float, now: Clock) -> None:
+        self._node, self._key, self._tokens, self._now = node, key, tokens, now
+
+    def __enter__(self) -> PrefillLeg:
+        node, sent_s = self._node, self._now()
+        if not node.open.legs:
+            node.head_s = sent_s
+        self._leg = PrefillLeg(self._key, sent_s, found_empty=not node.open.legs)
+        node.open.add(+1, sent_s)
+        node.tokens += self._tokens
+        return self._leg
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        node, leg, now_s = self._node, self._leg, self._now()
+        node.open.add(-1, now_s)
+        node.tokens = max(node.tokens - self._tokens, 0.0) if node.open.legs else 0.0
+        leg.head_s, leg.ended_s = node.head_s, now_s
+        leg.found_empty = leg.found_empty and node.head_s <= leg.sent_s
+        node.head_s = now_s
+
+
+class _Decoding:
+    """A decode leg for as long as it is open."""
+
+    __slots__ = ("_node", "_now")
+
+    def __init__(self, node: _Decode, now: Clock) -> None:
+        self._node, self._now = node, now
+
+    def __enter__(self) -> int:
+        legs = self._node.open.legs
+        self._node.open.add(+1, self._now())
+        return legs
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._node.open.add(-1, self._now())
+
+
 class Load:
     """Learns from legs. One event loop only; bounded by the nodes that exist and ``MAX_MODELS``."""
 
@@ -240,25 +287,9 @@ class Load:
         bytes_per_token = ratio.value if ratio is not None else PRIOR_BYTES_PER_TOKEN
         return Loads(prefills, decodes, self._verify.line, bytes_per_token)
 
-    @contextmanager
-    def prefilling(self, key: str, tokens: float, now: Clock) -> Iterator[PrefillLeg]:
+    def prefilling(self, key: str, tokens: float, now: Clock) -> "_Prefilling":
         """Queue a prefill leg of about ``tokens`` tokens to compute, for as long as it is open."""
-        sent_s = now()
-        node = self._prefill(key)
-        if not node.open.legs:
-            node.head_s = sent_s
-        leg = PrefillLeg(key, sent_s, found_empty=not node.open.legs)
-        node.open.add(+1, sent_s)
-        node.tokens += tokens
-        try:
-            yield leg
-        finally:
-            now_s = now()
-            node.open.add(-1, now_s)
-            node.tokens = max(node.tokens - tokens, 0.0) if node.open.legs else 0.0
-            leg.head_s, leg.ended_s = node.head_s, now_s
-            leg.found_empty = leg.found_empty and node.head_s <= sent_s
-            node.head_s = now_s
+        return _Prefilling(self._prefill(key), key, tokens, now)
 
     def prefilled(self, leg: PrefillLeg, *, computed_tokens: int, moved_tokens: int) -> None:
         """A leg that ended well computed so many tokens, and read so many from a decode node."""
@@ -278,16 +309,9 @@ class Load:
         # The first ones set the level of all that is not measured yet.
         self._is_new = self._is_new or self._compute.weight < NEW
 
-    @contextmanager
-    def decoding(self, key: str, now: Clock) -> Iterator[int]:
+    def decoding(self, key: str, now: Clock) -> "_Decoding":
         """Count a decode leg for as long as it is open; how many there were before it."""
-        node = self._decode(key)
-        legs = node.open.legs
-        node.open.add(+1, now())
-        try:
-            yield legs
-        finally:
-            node.open.add(-1, now())
+        return _Decoding(self._decode(key), now)
 
     def delivered(self, key: str, *, tokens: int, seconds: float, legs: int, now_s: float) -> None:
         """A first byte came ``seconds`` after its decode leg was sent; D had ``tokens`` to read from P."""

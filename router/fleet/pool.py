@@ -86,8 +86,8 @@ class Fleet:
         self._drains = Drains()
         self._legs: dict[str, set[Leg]] = {}
         self._uncounted: dict[str, float | None] = {}
-        """Nodes whose open legs the pool does not tell yet, and since when each is idle: most changes are never
-        looked at, and each would be a new pool."""
+        """Nodes whose open legs the pool does not tell yet, and since when each is idle: most changes are
+        never looked at, and each would be a new pool."""
         self._probing: set[str] = set()
         self._due_s: float | None = None
         """When time alone changes something next: a breaker, a busy node, a node that leaves."""

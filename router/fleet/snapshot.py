@@ -3,8 +3,12 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Final
 
 from router.fleet.node import Node, Role, State
+
+_MAX_KNOWN: Final = 16
+"""Of models, which clients name as they like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +16,10 @@ class Pool:
     """The nodes at one moment, by key."""
 
     by_key: Mapping[str, Node] = field(default_factory=lambda: MappingProxyType({}))
+    _ready: dict[tuple[Role, str], tuple[Node, ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """What ``ready`` has told already: admission and plan ask the same of one moment."""
 
     @classmethod
     def of(cls, nodes: Iterable[Node]) -> "Pool":
@@ -39,6 +47,9 @@ class Pool:
         last resort are nodes whose probes are good and whose breaker is open: a request that fails on every
         node may open all breakers, and is not to take the pool away from all others.
         """
+        known = self._ready.get((role, model))
+        if known is not None:
+            return known
         ready: list[Node] = []
         busy: list[Node] = []
         last_resort: list[Node] = []
@@ -52,7 +63,10 @@ class Pool:
                 (ready if node.busy_until_s is None else busy).append(node)
             elif node.serves:
                 last_resort.append(node)
-        return tuple(ready or busy or last_resort)
+        found = tuple(ready or busy or last_resort)
+        if len(self._ready) < _MAX_KNOWN:
+            self._ready[role, model] = found
+        return found
 
     def readable(self, role: Role) -> tuple[Node, ...]:
         """Nodes that what they hold may be read from, whether or not they may get new turns.

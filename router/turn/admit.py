@@ -1,8 +1,9 @@
 """A turn waits for its place before anything of it is sent: for a bounded time, in a bounded queue."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import TracebackType
 
 from router import errors
 from router.fleet.admission import Admission, Full, Place, TenantFull
@@ -11,36 +12,61 @@ from router.turn.context import Context
 from router.turn.record import Record
 
 
-@contextlib.asynccontextmanager
-async def admitted(
+def admitted(
     context: Context, record: Record, tenant: bytes | None, pools: Callable[[], Sequence[Sequence[Node]]]
-) -> AsyncIterator[None]:
+) -> "_Admitted":
     """Hold a place for one turn, which needs a node of each of ``pools``, as they are when it is looked at.
 
-    Raises errors.TooManyTurns for a tenant that has its share, and errors.NoCapacity where no place is free
-    and none becomes free in time.
+    For an ``async with`` statement. Raises errors.TooManyTurns for a tenant that has its share, and
+    errors.NoCapacity where no place is free and none becomes free in time.
     """
-    admission, woken = context.admission, asyncio.get_running_loop().create_future()
+    return _Admitted(context, record, tenant, pools)
 
-    def wake() -> None:
-        if not woken.done():
-            woken.set_result(None)
 
-    kind = (record.request.model, record.request.unsplit is None)
-    place = Place(tenant, kind, lambda: _free(admission, pools()), wake)
-    started_s = context.now()
-    try:
-        if not admission.enter(place):
-            await _wait(woken, context.settings.admission_wait_s)
-            record.waited_s = context.now() - started_s
-        record.on_nodes = lambda nodes: admission.move(place, nodes)
-        yield
-    except TenantFull as full:
-        raise errors.TooManyTurns(str(full)) from None
-    except Full as full:
-        raise errors.NoCapacity(f"the router is full: {full}") from None
-    finally:
-        admission.leave(place)
+class _Admitted:
+    __slots__ = ("_context", "_place", "_pools", "_record", "_woken")
+
+    def __init__(
+        self,
+        context: Context,
+        record: Record,
+        tenant: bytes | None,
+        pools: Callable[[], Sequence[Sequence[Node]]],
+    ) -> None:
+        self._context, self._record, self._pools = context, record, pools
+        kind = (record.request.model, record.request.unsplit is None)
+        self._place = Place(tenant, kind, self._free, self._wake)
+        self._woken: asyncio.Future[None] | None = None
+        """Only who has to wait has one."""
+
+    async def __aenter__(self) -> None:
+        context, record = self._context, self._record
+        started_s = context.now()
+        try:
+            if not context.admission.enter(self._place):
+                self._woken = asyncio.get_running_loop().create_future()
+                await _wait(self._woken, context.settings.admission_wait_s)
+                record.waited_s = context.now() - started_s
+        except BaseException as error:
+            context.admission.leave(self._place)
+            if isinstance(error, TenantFull):
+                raise errors.TooManyTurns(str(error)) from None
+            if isinstance(error, Full):
+                raise errors.NoCapacity(f"the router is full: {error}") from None
+            raise
+        record.on_nodes = partial(context.admission.move, self._place)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._context.admission.leave(self._place)
+
+    def _free(self) -> int | None:
+        return _free(self._context.admission, self._pools())
+
+    def _wake(self) -> None:
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
 
 
 async def _wait(woken: "asyncio.Future[None]", limit_s: float) -> None:

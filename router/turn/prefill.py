@@ -26,7 +26,7 @@ from router.turn.record import Record
 from router.turn.refusal import Refused
 from router.turn.request import Request
 from router.turn.reuse import Reuse
-from router.turn.riding import riding
+from router.turn.riding import Ride
 from router.turn.waiting import while_expected
 
 _LIFT_IDS = tap.TapSettings(lift_token_ids=True)
@@ -129,10 +129,10 @@ async def prefill(
         with span, context.fleet.leg(node.key, with_handle=reuse.carries_handle) as leg:
             with (
                 context.load.prefilling(node.key, queued, context.now) as timing,
-                riding(context, reuse.along) as ride,
+                Ride(context, reuse.along) as ride,
+                while_expected(leg),
             ):
-                async with while_expected(leg):
-                    answer = await context.upstream.send(node.origin, call)
+                answer = await context.upstream.send(node.origin, call)
                 span.answered(answer.status)
                 leg.answered(answer.status, answer.headers)
                 ride.answered(answer.status)

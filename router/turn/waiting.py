@@ -1,34 +1,59 @@
 """Waiting for a leg's first byte, as long as anything can be expected of its node."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
+from types import TracebackType
 
 from router.engines.upstream import Broken
 from router.fleet.leg import Leg
 
 
-@contextlib.asynccontextmanager
-async def while_expected(leg: Leg) -> AsyncIterator[Callable[[], None]]:
-    """Run what waits for a leg, and cancel it when its node is given up.
+def while_expected(leg: Leg) -> "_Watch":
+    """Run what waits for a leg, and cancel it when its node is given up; for a ``with`` statement of a task.
 
     Raises Broken then: whoever has no byte yet may go elsewhere. Gives what ends the watch, to be called as
     soon as something has come: a node that streams is alive, whatever its probes say.
     """
-    loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(None) as clock:
+    return _Watch(leg)
 
-            def end_watch() -> None:
-                leg.when_given_up = None
-                # Given up and answered in one turn of the loop: the answer counts.
-                clock.reschedule(None)
 
-            leg.when_given_up = lambda: clock.reschedule(loop.time())
-            yield end_watch
-    except TimeoutError:
-        if not leg.given_up:
-            raise
-        raise Broken(f"given up: {leg.given_up}") from None
-    finally:
-        leg.when_given_up = None
+class _Watch:
+    """As ``asyncio.timeout``, with a node's giving up for the time: every leg has one, and hardly any fires."""
+
+    __slots__ = ("_cancelling", "_handle", "_has_cancelled", "_leg", "_loop", "_task")
+
+    def __init__(self, leg: Leg) -> None:
+        self._leg = leg
+        self._handle: asyncio.Handle | None = None
+        self._has_cancelled = False
+
+    def __enter__(self) -> Callable[[], None]:
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("there is no task to cancel")
+        self._task, self._loop, self._cancelling = task, task.get_loop(), task.cancelling()
+        self._leg.when_given_up = self._given_up
+        return self._end
+
+    def _given_up(self) -> None:
+        if self._handle is None:
+            # Not at once: given up and answered in one turn of the loop, the answer counts.
+            self._handle = self._loop.call_soon(self._cancel)
+
+    def _cancel(self) -> None:
+        self._has_cancelled = True
+        self._task.cancel()
+
+    def _end(self) -> None:
+        self._leg.when_given_up = None
+        if self._handle is not None:
+            self._handle.cancel()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+        # Somebody else may have cancelled the task besides.
+        is_ours = self._has_cancelled and self._task.uncancel() <= self._cancelling
+        if is_ours and kind is asyncio.CancelledError:
+            raise Broken(f"given up: {self._leg.given_up}") from None

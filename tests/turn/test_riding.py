@@ -11,7 +11,7 @@ from router.ledger.store import Handle
 from router.telemetry.facts import Fact, Facts, HandleFact, Outcome
 from router.turn.context import Context
 from router.turn.release import Cause, Due, Releases
-from router.turn.riding import riding
+from router.turn.riding import Ride
 
 HANDLE = Handle(b"{}", "d", "e", 300, 200, deadline_s=1e9)
 
@@ -35,21 +35,21 @@ def stop() -> Stop:
 
 
 def test_it_arrived(stop: Stop) -> None:
-    with riding(stop.context, stop.due) as ride:
+    with Ride(stop.context, stop.due) as ride:
         ride.answered(200)
     assert stop.heard == [HandleFact(Outcome.RELEASED, "d", 300, Cause.ENDED)]
     assert (len(stop.releases), stop.releases.pinned_tokens("d")) == (0, 0)
 
 
 def test_a_full_engine_told_nobody(stop: Stop) -> None:
-    with riding(stop.context, stop.due) as ride:
+    with Ride(stop.context, stop.due) as ride:
         ride.answered(429)
     assert stop.heard == []
     assert next(stop.releases.waiting()) is stop.due
 
 
 def test_what_was_not_sent_waits_again(stop: Stop) -> None:
-    with pytest.raises(NeverSent), riding(stop.context, stop.due):
+    with pytest.raises(NeverSent), Ride(stop.context, stop.due):
         raise NeverSent("refused")
     assert stop.heard == []
     assert next(stop.releases.waiting()) is stop.due
@@ -57,7 +57,7 @@ def test_what_was_not_sent_waits_again(stop: Stop) -> None:
 
 @pytest.mark.parametrize("error", [Broken("reset"), asyncio.CancelledError()])
 def test_what_may_have_arrived_is_left_alone(stop: Stop, error: BaseException) -> None:
-    with pytest.raises(type(error)), riding(stop.context, stop.due):
+    with pytest.raises(type(error)), Ride(stop.context, stop.due):
         raise error
     assert stop.heard == [HandleFact(Outcome.LOST, "d", 300, "release_failed")]
     assert (len(stop.releases), stop.releases.pinned_tokens("d")) == (0, 300)
@@ -65,7 +65,7 @@ def test_what_may_have_arrived_is_left_alone(stop: Stop, error: BaseException) -
 
 @pytest.mark.parametrize("status", [400, 413, 500, None])
 def test_an_error_is_no_arrival_and_not_offered_again(stop: Stop, status: int | None) -> None:
-    with riding(stop.context, stop.due) as ride:
+    with Ride(stop.context, stop.due) as ride:
         if status is not None:
             ride.answered(status)
     assert stop.heard == [HandleFact(Outcome.LOST, "d", 300, "release_failed")]
@@ -73,9 +73,9 @@ def test_an_error_is_no_arrival_and_not_offered_again(stop: Stop, status: int | 
 
 @pytest.mark.parametrize("error", [NeverSent("refused"), Broken("reset")])
 def test_nobody_rides(stop: Stop, error: Exception) -> None:
-    with riding(stop.context, None) as ride:
+    with Ride(stop.context, None) as ride:
         ride.answered(200)
-    with pytest.raises(type(error)), riding(stop.context, None):
+    with pytest.raises(type(error)), Ride(stop.context, None):
         raise error
     assert stop.heard == []
     assert stop.releases.pinned_tokens("d") == 300, "what is on its way elsewhere"

@@ -28,14 +28,14 @@ async def test_who_waits_need_not_wait_on() -> None:
     leg = a_leg()
     asyncio.get_running_loop().call_soon(leg.give_up, "no answer to a probe")
     with pytest.raises(Broken, match="no answer to a probe"):
-        async with while_expected(leg):
+        with while_expected(leg):
             await asyncio.Event().wait()
     assert leg.when_given_up is None
 
 
 async def test_after_the_first_byte_nobody_is_interrupted() -> None:
     leg = a_leg()
-    async with while_expected(leg) as end_watch:
+    with while_expected(leg) as end_watch:
         end_watch()
         leg.give_up("no answer to a probe")
         await asyncio.sleep(0)
@@ -50,7 +50,7 @@ async def test_given_up_and_answered_at_once_the_answer_counts() -> None:
         leg.give_up("no answer to a probe")
 
     asyncio.get_running_loop().call_soon(both)
-    async with while_expected(leg) as end_watch:
+    with while_expected(leg) as end_watch:
         await came.wait()
         end_watch()
         for _ in range(5):
@@ -59,5 +59,5 @@ async def test_given_up_and_answered_at_once_the_answer_counts() -> None:
 
 async def test_time_outs_of_others_stay_what_they_are() -> None:
     with pytest.raises(TimeoutError):
-        async with while_expected(a_leg()):
+        with while_expected(a_leg()):
             raise TimeoutError
