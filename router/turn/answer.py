@@ -27,7 +27,6 @@ from router.turn.prefill import Prefilled, asks_handle, engine_verified, may_lea
 from router.turn.record import Record
 from router.turn.refusal import Refused
 from router.turn.request import Endpoint, Request
-from router.turn.spans import Span
 from router.turn.waiting import while_expected
 
 _EVENT_STREAM: Final = "text/event-stream"
@@ -107,33 +106,21 @@ class DecodeLeg:
             while_expected(leg) as end_watch,
         ):
             async with self.context.upstream.stream(node.origin, call) as answer:
-                await self._take(answer, span, leg, tap_settings, sent_at_s, end_watch)
-
-    async def _take(
-        self,
-        answer: AnswerStream,
-        span: Span,
-        leg: Leg,
-        tap_settings: tap.TapSettings,
-        sent_at_s: float,
-        end_watch: Callable[[], None],
-    ) -> None:
-        """Forward an answer whose headers have come; raises as ``run``."""
-        span.answered(answer.status)
-        if answer.status != 200:
-            leg.answered(answer.status, answer.headers)
-            await self._refuse(answer)
-        media = _header(answer, "content-type").partition(";")[0].strip().lower()
-        encoding = _header(answer, "content-encoding").strip().lower()
-        streamed = media == _EVENT_STREAM
-        is_split = self.plan.kind is not Kind.UNSPLIT
-        if encoding not in ("", "identity") and (streamed or is_split):
-            # Nothing private could be taken out of it, and nothing be added.
-            raise self._nonsense(leg, f"an answer in {encoding!r} encoding, which was not asked for")
-        if streamed:
-            await self._stream(answer, tap_settings, sent_at_s, leg, end_watch)
-        else:
-            await self._whole(answer, tap_settings, sent_at_s, leg, end_watch)
+                span.answered(answer.status)
+                if answer.status != 200:
+                    leg.answered(answer.status, answer.headers)
+                    await self._refuse(answer)
+                media = _header(answer, "content-type").partition(";")[0].strip().lower()
+                encoding = _header(answer, "content-encoding").strip().lower()
+                streamed = media == _EVENT_STREAM
+                is_split = self.plan.kind is not Kind.UNSPLIT
+                if encoding not in ("", "identity") and (streamed or is_split):
+                    # Nothing private could be taken out of it, and nothing be added.
+                    raise self._nonsense(leg, f"an answer in {encoding!r} encoding, which was not asked for")
+                if streamed:
+                    await self._stream(answer, tap_settings, sent_at_s, leg, end_watch)
+                else:
+                    await self._whole(answer, tap_settings, sent_at_s, leg, end_watch)
 
     def _read_from(self) -> str:
         """The key of the prefill node that D reads from; empty where it reads from none."""

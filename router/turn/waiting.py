@@ -18,7 +18,7 @@ def while_expected(leg: Leg) -> "_Watch":
 
 
 class _Watch:
-    """As ``asyncio.timeout``, with a node's giving up for the time: every leg has one, and hardly any fires."""
+    """As ``asyncio.timeout``, with a node's giving up for the time: each leg has one, and few fire."""
 
     __slots__ = ("_cancelling", "_handle", "_has_cancelled", "_leg", "_loop", "_task")
 

@@ -27,9 +27,8 @@ def a_leg() -> Leg:
 async def test_who_waits_need_not_wait_on() -> None:
     leg = a_leg()
     asyncio.get_running_loop().call_soon(leg.give_up, "no answer to a probe")
-    with pytest.raises(Broken, match="no answer to a probe"):
-        with while_expected(leg):
-            await asyncio.Event().wait()
+    with pytest.raises(Broken, match="no answer to a probe"), while_expected(leg):
+        await asyncio.Event().wait()
     assert leg.when_given_up is None
 
 
@@ -58,6 +57,5 @@ async def test_given_up_and_answered_at_once_the_answer_counts() -> None:
 
 
 async def test_time_outs_of_others_stay_what_they_are() -> None:
-    with pytest.raises(TimeoutError):
-        with while_expected(a_leg()):
-            raise TimeoutError
+    with pytest.raises(TimeoutError), while_expected(a_leg()):
+        raise TimeoutError
