@@ -55,8 +55,8 @@ class Broken(UpstreamError):
 
 
 class TimedOut(UpstreamError):
-    """One of our own time-outs passed. ``phase`` is ``connect``, ``answer`` or ``idle``; the relay's own is
-    ``first token``."""
+    """One of our own time-outs passed. ``phase`` is ``connect``, ``answer`` or ``idle``; the relay's own are
+    ``first token`` and ``end``."""
 
     def __init__(self, phase: str, limit_s: float) -> None:
         super().__init__(f"no {phase} within {limit_s:g} s")

@@ -38,6 +38,10 @@ class Straight(Protocol):
     def end(self) -> None:
         """The body is complete."""
 
+    @property
+    def is_owing(self) -> bool:
+        """Whether something that was put is still to be written."""
+
     async def drained(self) -> None:
         """Until the client has read enough of what piled up, or is gone."""
 
@@ -67,6 +71,14 @@ class AsgiClient:
         self.started = False
         self.ended = False
         self.left = False
+        self._told_all = False
+
+    @property
+    def has_all(self) -> bool:
+        return self.ended or (self._told_all and not (self._straight is not None and self._straight.is_owing))
+
+    def told_all(self) -> None:
+        self._told_all = True
 
     async def start(self, status: int, headers: Sequence[tuple[str, str]]) -> None:
         if self._straight is not None:
@@ -125,6 +137,9 @@ class AsgiClient:
         """The router stops and cannot finish the answer: an error, in ``path``'s stream if that has begun."""
         if self.ended:
             return
+        if self._told_all:
+            await self.end()
+            return
         error = errors.NoCapacity("the router is stopping")
         if not self.started:
             await self.refuse(error)
@@ -153,7 +168,7 @@ async def _until_called(turn: Coroutine[Any, Any, None], straight: Straight, cli
     task = asyncio.current_task()
 
     def leave() -> None:
-        if task is not None and not client.ended:
+        if task is not None and not client.has_all:
             client.left = True
             task.cancel()
 
@@ -181,7 +196,7 @@ async def _beside_a_watch(turn: Coroutine[Any, Any, None], receive: Receive, cli
     leaving = asyncio.create_task(_left(receive))
     try:
         await asyncio.wait((running, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if client.ended:
+        if client.has_all:
             await asyncio.wait((running,))
     except asyncio.CancelledError:
         running.cancel()

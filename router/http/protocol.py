@@ -82,6 +82,10 @@ class StraightWay:
             cycle.transport.close()
         cycle.on_response()
 
+    @property
+    def is_owing(self) -> bool:
+        return bool(self._late)
+
     async def drained(self) -> None:
         self._send_late()
         await self._flow.drain()

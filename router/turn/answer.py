@@ -32,6 +32,8 @@ from router.turn.waiting import while_expected
 _EVENT_STREAM: Final = "text/event-stream"
 _UNBUFFERED: Final = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
 """A proxy in front that buffers would turn a stream into a late whole."""
+_REST_S: Final = 5.0
+"""How long D may take to end its body after ``[DONE]``; engines do it at once."""
 
 
 class DecodeFailed(Faulty):
@@ -249,7 +251,11 @@ class DecodeLeg:
         while True:
             if forwarding.is_held:
                 await self._remember(Ended(wire.answer(), sent_at_s, forwarding.waited_from_s))
-                goes_on = forwarding.let_go()
+                if not forwarding.let_go():
+                    await self._flush()
+                self.client.told_all()
+                await self._rest(answer, forwarding)
+                return
             if not goes_on:
                 await self._flush()
             if await answer.pump(forwarding.take):
@@ -264,6 +270,15 @@ class DecodeLeg:
                 await self.client.flush()
         except TimeoutError:
             raise ClientStalls(f"the client has read nothing for {limit_s:g} s") from None
+
+    async def _rest(self, answer: AnswerStream, forwarding: Forwarding) -> None:
+        """What follows ``[DONE]``: the body's end. The client may be gone: nobody else ends this wait."""
+        try:
+            async with asyncio.timeout(_REST_S):
+                while not await answer.pump(forwarding.take):
+                    await self._flush()
+        except TimeoutError:
+            raise TimedOut("end", _REST_S) from None
 
     async def _first(self, answer: AnswerStream, since_s: float) -> bytes | None:
         """The first piece of a stream: engines send headers at once, and the rest from the first token on."""

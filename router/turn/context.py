@@ -91,6 +91,10 @@ class Client(Protocol):
     left: bool
     """Whether it has closed its connection; otherwise it is the router that ends the turn's task."""
 
+    @property
+    def has_all(self) -> bool:
+        """Whether it was given its whole answer: it may close its connection then, and has not left."""
+
     async def start(self, status: int, headers: Sequence[tuple[str, str]]) -> None:
         """Send the status and headers of an answer whose body is still to come."""
 
@@ -108,6 +112,9 @@ class Client(Protocol):
 
     def drop(self) -> None:
         """Close its connection at once: nothing more is for it."""
+
+    def told_all(self) -> None:
+        """What was put is the whole answer to a client that does not wait for ``end``, as many do not."""
 
     async def end(self) -> None:
         """The body is complete."""

@@ -61,6 +61,8 @@ class Relay:
         except asyncio.CancelledError:
             if client.left:
                 record.ended(EndedBy.CLIENT, f"left in phase {record.phase}")
+            elif client.has_all:
+                record.phase = Phase.DONE
             else:
                 record.ended(EndedBy.ROUTER, f"{STOPPING}, in phase {record.phase}")
                 if not client.started:

@@ -42,6 +42,7 @@ class RecordingClient:
     reads_every_s: float = 0.0
     started: bool = False
     left: bool = False
+    has_all: bool = False
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     body: bytearray = field(default_factory=bytearray)
@@ -61,6 +62,9 @@ class RecordingClient:
 
     def drop(self) -> None:
         self.left = True
+
+    def told_all(self) -> None:
+        self.has_all = True
 
     async def end(self) -> None:
         """Nothing more comes; what came tells whether it is complete."""

@@ -12,6 +12,7 @@ from starlette.types import Message, Scope
 
 from router.app import Router, build
 from router.errors import ERROR_ROWS, BadRequest, BodyTooLarge, NoCapacity, UnsupportedMedia
+from router.http.asgi_client import AsgiClient
 from router.http.openai import PATHS, InferenceRoute
 from router.ledger.memory import MemoryLedger
 from router.ledger.store import Found, Ledger, Query
@@ -21,7 +22,7 @@ from router.sim.engine import SimEngine
 from router.sim.fabric import LocalFabric
 from router.sim.faults import Fault
 from router.sim.upstream import SimUpstream
-from router.telemetry.facts import EndedBy, Fact, HandleFact, Outcome, TurnEnded
+from router.telemetry.facts import EndedBy, Fact, HandleFact, Outcome, Phase, TurnEnded
 from router.turn.relay import STOPPING, Relay
 from router.turn.request import Endpoint
 
@@ -280,6 +281,37 @@ async def test_what_a_turn_does_after_its_last_byte_is_not_cut_off() -> None:
     assert [turn.ended_by for turn in front.turns] == [EndedBy.ENGINE, EndedBy.ENGINE]
     outcomes = [fact.outcome for fact in front.facts if isinstance(fact, HandleFact)]
     assert Outcome.GIVEN_BACK in outcomes
+
+
+class ClosingAtDone(Connection):
+    """It reads no further than ``[DONE]``, as the OpenAI client does."""
+
+    async def send(self, message: Message) -> None:
+        await super().send(message)
+        if b"[DONE]" in message.get("body", b""):
+            asyncio.get_running_loop().call_soon(self.gone.set)
+
+
+async def test_a_client_that_closes_at_done_has_not_left(front: Front) -> None:
+    await front.serve(ClosingAtDone([msgspec.json.encode({**BODY, "stream": True})]))
+    (turn,) = front.turns
+    assert (turn.ended_by, turn.phase, turn.finish_reason) == (EndedBy.ENGINE, Phase.DONE, "stop")
+
+
+async def test_a_stop_adds_nothing_to_an_answer_that_is_all_there() -> None:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    client = AsgiClient(send, "r")
+    await client.start(200, ())
+    client.put(b"data: [DONE]\n\n")
+    await client.flush()
+    client.told_all()
+    await client.tell_stop()
+    assert b"".join(message.get("body", b"") for message in sent) == b"data: [DONE]\n\n"
+    assert sent[-1]["more_body"] is False
 
 
 @pytest.mark.parametrize("begun", [True, False])

@@ -1,11 +1,23 @@
 """The decode leg where engines differ: streams without [DONE], late first tokens, tainted caches."""
 
+import asyncio
 import json
 
+import httpx
 import pytest
 
-from tests.e2e.http_pool import CHAT, MODEL, STOCK_33, http_pool, legs, opening
+from tests.e2e.http_pool import (
+    CHAT,
+    MODEL,
+    PATIENCE_S,
+    STOCK_33,
+    http_pool,
+    legs,
+    opening,
+    total,
+)
 from tests.e2e.spoken_engine import SSE_HEAD, Reading, reading, spoken_pool
+from tests.engines.scripted import soon
 
 DONE = b"data: [DONE]\n\n"
 DELTA = b'data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":null}]}\n\n'
@@ -13,6 +25,13 @@ FINISH = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n
 CREATED = b'event: response.created\ndata: {"type":"response.created","response":{"error":null}}\n\n'
 COMPLETED = b'event: response.completed\ndata: {"type":"response.completed","response":{"id":"r"}}\n\n'
 RESPONSES = "/v1/responses"
+
+
+async def until_turns(http: httpx.AsyncClient) -> None:
+    """Until the first turn has ended."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not total((await http.get("/metrics")).text, "boomerang_turns_total"):
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("pieces", [[CREATED, COMPLETED], [CREATED + COMPLETED[:9], COMPLETED[9:]]])
@@ -63,6 +82,38 @@ async def test_a_connection_that_breaks_after_done_adds_nothing_to_a_whole_answe
         d.hang_up()
         async with reading(http, opening()) as client:
             assert await client.rest() == DELTA + FINISH + DONE
+        text = (await http.get("/metrics")).text
+        assert 'boomerang_turns_total{ended_by="engine",plan="cold",reason="first_turn"} 1.0' in text
+
+
+async def test_a_client_that_closes_at_done_has_had_its_answer() -> None:
+    """The OpenAI client reads no further than ``[DONE]``, and D may not have ended its body then."""
+    async with spoken_pool() as (d, http):
+        d.say(SSE_HEAD)
+        d.chunk(DELTA + FINISH + DONE)
+        async with reading(http, opening()) as client:
+            await client.expect(DELTA + FINISH + DONE)
+        d.end()
+        await until_turns(http)
+        text = (await http.get("/metrics")).text
+        assert 'boomerang_turns_total{ended_by="engine",plan="cold",reason="first_turn"} 1.0' in text
+        assert total(text, "boomerang_client_departures_total") == 0
+
+
+@pytest.mark.parametrize("stays", [True, False])
+async def test_a_node_that_does_not_end_its_body_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, stays: bool
+) -> None:
+    monkeypatch.setattr("router.turn.answer._REST_S", 0.05)
+    async with spoken_pool(idle_timeout_s=None) as (d, http):
+        d.say(SSE_HEAD)
+        d.chunk(DELTA + FINISH + DONE)
+        async with reading(http, opening()) as client:
+            await client.expect(DELTA + FINISH + DONE)
+            if stays:
+                assert await client.rest() == b""
+        await soon(d.left.wait())
+        await until_turns(http)
         text = (await http.get("/metrics")).text
         assert 'boomerang_turns_total{ended_by="engine",plan="cold",reason="first_turn"} 1.0' in text
 
