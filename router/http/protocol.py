@@ -12,6 +12,7 @@
   the transport as they come, and a client's leaving is called out.
 """
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -39,14 +40,19 @@ class StraightWay:
     __slots__ = ("_cycle", "_flow", "_late", "_protocol", "_write", "is_gone", "when_gone")
 
     def __init__(self, protocol: "Protocol", cycle: RequestResponseCycle) -> None:
-        self._protocol, self._cycle = protocol, cycle
+        self._protocol = protocol
+        # It holds this object, in its scope: with a ring of the two each request's leftovers would wait for
+        # the garbage collector, which looks seldom.
+        self._cycle = weakref.ref(cycle)
         self._flow, self._write = cycle.flow, cycle.transport.write
         self._late = b""
         self.is_gone = False
         self.when_gone: Callable[[], None] | None = None
 
     def start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        cycle = self._cycle
+        cycle = self._cycle()
+        if cycle is None:
+            return  # nobody serves this request any more
         cycle.response_started, cycle.chunked_encoding = True, True
         cycle.waiting_for_100_continue = False
         lines = [STATUS_LINE[status]]
@@ -71,8 +77,8 @@ class StraightWay:
         return not self._flow.write_paused
 
     def end(self) -> None:
-        cycle = self._cycle
-        if self.is_gone:
+        cycle = self._cycle()
+        if cycle is None or self.is_gone:
             return
         late, self._late = self._late, b""
         self._write(late + b"0\r\n\r\n")
@@ -91,8 +97,10 @@ class StraightWay:
         await self._flow.drain()
 
     def drop(self) -> None:
-        self._cycle.disconnected = True
-        self._cycle.transport.abort()  # closing would wait until what is unread is read
+        cycle = self._cycle()
+        if cycle is not None:
+            cycle.disconnected = True
+        self._protocol.transport.abort()  # closing would wait until what is unread is read
 
     def watch(self) -> None:
         self._protocol.serves = self

@@ -309,7 +309,7 @@ async def test_a_stop_adds_nothing_to_an_answer_that_is_all_there() -> None:
     client.put(b"data: [DONE]\n\n")
     await client.flush()
     client.told_all()
-    await client.tell_stop()
+    await client.tell_stop(CHAT)
     assert b"".join(message.get("body", b"") for message in sent) == b"data: [DONE]\n\n"
     assert sent[-1]["more_body"] is False
 

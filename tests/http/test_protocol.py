@@ -1,8 +1,11 @@
 """The short way from a turn to its connection, on raw sockets: framing, and one write where one does."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from starlette.types import Receive, Scope, Send
@@ -60,6 +63,24 @@ async def test_what_is_written_together_goes_out_together() -> None:
         assert rest == b"5\r\nfirst\r\n6\r\nsecond\r\n4\r\nlast\r\n0\r\n\r\n"
         writer.write(POST % b"")  # the same connection serves the next one
         assert (await soon(reader.readuntil(b"\r\n\r\n"))).startswith(b"HTTP/1.1 200")
+
+
+async def test_what_is_left_of_a_request_does_not_wait_for_the_garbage_collector() -> None:
+    cycles = weakref.WeakSet[Any]()
+
+    async def answer(way: Straight | None, scope: Scope, send: Send) -> None:
+        cycles.add(send.__self__)  # type: ignore[attr-defined]
+        await stream(way, scope, send)
+
+    async with front(answer) as (reader, writer):
+        gc.disable()
+        try:
+            for _ in range(5):
+                writer.write(POST % b"")
+                await soon(reader.readuntil(b"0\r\n\r\n"))
+            assert len(cycles) == 1, "the newest, which its connection holds"
+        finally:
+            gc.enable()
 
 
 async def test_pipelined_requests_are_answered_in_turn() -> None:
