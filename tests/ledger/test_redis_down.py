@@ -5,6 +5,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -165,19 +166,31 @@ async def test_what_is_taken_for_release_too_late_is_released_all_the_same(own: 
         assert await ledger.end(b"one") == (owned,)
 
 
-async def test_an_end_that_is_given_up_half_way_releases_what_it_has_taken(own: Server) -> None:
+async def test_an_end_that_is_given_up_half_way_releases_what_it_has_taken(
+    own: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     left: list[tuple[Handle, Leaving]] = []
     async with redis_ledger(own.url, on_left=lambda handle, why: left.append((handle, why))) as ledger:
         play = Play(ledger, Clock(time.time()))
         handles = [handle_of(100, time.time() + 400) for _ in range(2)]
         for at, handle in enumerate(handles):
             await ledger.put(Put(asking(f"m{at}").keys, None, play.trace(1), handle, owner=b"one"))
-        own.freeze()
-        ending = asyncio.ensure_future(ledger.end(b"one"))
-        await asyncio.sleep(0.05)
-        ending.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await ending
+        release, is_half_way = ledger._release, asyncio.Event()
+
+        async def then_freeze(*where: bytes, **options: Any) -> tuple[bool, Handle | None]:
+            taken = await release(*where, **options)
+            own.freeze()
+            is_half_way.set()
+            return taken
+
+        with monkeypatch.context() as patched:
+            patched.setattr(ledger, "_release", then_freeze)
+            ending = asyncio.ensure_future(ledger.end(b"one"))
+            await is_half_way.wait()
+            ending.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await ending
+        assert [why for _, why in left] == [Leaving.ENDED], "the first is taken, the second under way"
         own.thaw()
         await until_it_answers(ledger)
         waiting = await ledger.end(b"one") or ()
