@@ -135,6 +135,9 @@ class _Events(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        if scope["method"] == "HEAD":  # a route that takes GET takes it, too; nobody watches by it
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            return
         await self._page.stream(receive, send)
 
 

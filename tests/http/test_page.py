@@ -276,6 +276,13 @@ async def test_watchers_are_bounded_and_counted_out() -> None:
             await stream.__aexit__(None, None, None)
 
 
+async def test_who_asks_for_the_headers_alone_is_no_watcher() -> None:
+    async with admin() as (_, http), asyncio.timeout(PATIENCE_S):
+        for _ in range(MAX_WATCHERS + 1):
+            answer = await http.head(EVENTS)
+            assert (answer.status_code, answer.headers["cache-control"]) == (200, "no-store")
+
+
 class Scripted:
     """A view of a few frames."""
 
