@@ -7,17 +7,21 @@
 * **A head has to end.** Neither uvicorn nor its parser bounds what a client sends without ever ending its
   headers, and they keep all of it.
 * **Trailers are not headers.** The parser reports them alike, so that one could pass for a gateway's own.
+* **Nothing is read while requests wait** behind another on their connection. uvicorn reads on with each
+  answer, so that a client that only writes makes the queue as long as it likes.
 * **Refusals are in OpenAI's shape**, also of what is no HTTP.
 * **There is a short way** from a turn to its connection (``router/http/asgi_client``): parts of a body go to
   the transport as they come, and a client's leaving is called out.
 """
 
+import asyncio
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from typing import Any, Final
 
 import httptools
 from starlette.types import Message, Send
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from router import errors
@@ -28,6 +32,19 @@ MAX_HEAD_BYTES: Final = 65_536
 
 _OF_UPGRADES: Final = frozenset({b"upgrade", b"http2-settings"})
 _UNREADABLE: Final = errors.BadRequest("this is no HTTP/1.1 request")
+
+
+class _Flow(FlowControl):
+    """What is read of a connection, and written to it."""
+
+    def __init__(self, transport: asyncio.Transport, waiting: Sized) -> None:
+        """``waiting``: the requests that are read, and that others are answered before."""
+        super().__init__(transport)
+        self._waiting = waiting
+
+    def resume_reading(self) -> None:
+        if not self._waiting:
+            super().resume_reading()
 
 
 class StraightWay:
@@ -134,6 +151,10 @@ class Protocol(HttpToolsProtocol):
     _waiting_bytes = 0
     """What has come since."""
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.flow = _Flow(transport, self.pipeline)
+
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
         self._moved_on = False
@@ -172,6 +193,7 @@ class Protocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_gone = True
         super().connection_lost(exc)
+        self.pipeline.clear()  # they point back here; nobody waits for a collection to be rid of them
         serves, self.serves = self.serves, None
         if serves is not None:
             serves.is_gone = True

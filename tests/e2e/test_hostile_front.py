@@ -171,6 +171,24 @@ async def test_garbage_behind_a_request_never_lands_in_its_answer() -> None:
         await pool.idle()
 
 
+async def test_a_client_that_writes_faster_than_it_is_answered_is_held_back() -> None:
+    """Every answer let in what one read of the socket holds, which are thousands of requests."""
+    ask = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
+    asked = answered = 0
+    async with http_pool() as pool:
+        at = urlsplit(pool.origin)
+        reader, writer = await asyncio.open_connection(at.hostname, at.port)
+        while answered < 1_000:
+            if not writer.transport.get_write_buffer_size():
+                writer.write(ask * 2_000)
+                asked += 2_000
+            answered += (await reader.read(65_536)).count(b"HTTP/1.1 200 ")
+        writer.transport.abort()
+        # Buffers of the system hold some megabytes; a read of 64 KB for each answer would be many times that.
+        assert asked * len(ask) < 25_000_000
+        await pool.idle()
+
+
 async def test_no_redirect_is_ever_given() -> None:
     async with http_pool() as pool:
         for path in (CHAT + "/", "/v1/models/", "/health/"):
