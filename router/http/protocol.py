@@ -158,11 +158,15 @@ class Protocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
         self._moved_on = False
+        rest = memoryview(data)
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as offer:
-            self._decline(data[offer.args[0] :])
-            return
+            while rest:
+                try:
+                    self.parser.feed_data(rest)
+                    break
+                except httptools.HttpParserUpgrade as offer:
+                    rest = rest[offer.args[0] :]
+                    self._decline()
         except httptools.HttpParserError:
             self._refuse(_UNREADABLE)
             return
@@ -209,12 +213,11 @@ class Protocol(HttpToolsProtocol):
         if not self._declining:
             super().on_message_complete()
 
-    def _decline(self, rest: bytes) -> None:
-        """Read the head again without the offer, and then what came after it."""
+    def _decline(self) -> None:
+        """Read the head again without the offer. Raises HttpParserError for what has no other meaning."""
         method: bytes = self.parser.get_method()
         if method == b"CONNECT":
-            self._refuse(_UNREADABLE)
-            return
+            raise httptools.HttpParserError("a tunnel")
         lines = [b"%b %b HTTP/1.1" % (method, self.url)]
         for name, value in self.headers:
             if name == b"connection":
@@ -225,7 +228,7 @@ class Protocol(HttpToolsProtocol):
                 lines.append(name + b": " + value)
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
-        self.data_received(b"\r\n".join([*lines, b"", b""]) + rest)
+        self.parser.feed_data(b"\r\n".join([*lines, b"", b""]))
 
     def _refuse(self, error: errors.RequestError) -> None:
         """Answer what cannot be read, and close; no answer can follow on such a connection."""

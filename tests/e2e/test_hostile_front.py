@@ -84,6 +84,15 @@ async def test_an_offer_to_upgrade_does_not_cost_the_body() -> None:
         await pool.idle()
 
 
+async def test_very_many_offers_to_upgrade_are_declined_one_by_one() -> None:
+    """Each was read within the reading of the one before, until the interpreter ended it."""
+    offer = b"GET /live HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n"
+    last = b"GET /live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    async with http_pool() as pool:
+        answers = await exchange(pool, [offer * 2_000 + last])
+        assert answers.count(b"HTTP/1.1 200 ") == 2_001
+
+
 async def test_a_tunnel_is_refused() -> None:
     async with http_pool() as pool:
         for target in (b"engine:80", b"/v1/models"):
