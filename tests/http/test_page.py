@@ -217,7 +217,7 @@ async def test_who_comes_later_is_told_of_what_was() -> None:
 async def test_an_open_turn_is_shown_until_it_ends() -> None:
     async with watched() as (pool, http), watching(http) as frames:
         await frames.next()
-        fault(pool.d, path=CHAT, delay_s=0.6)
+        fault(pool.d, path=CHAT, delay_s=1.5)  # several looks long, also where they come late
         turn = asyncio.create_task(pool.turn(opening("slow"), plan="cold"))
         while not (frames.state["running"] and frames.state["running"][0]["phase"] == "first_token"):
             await frames.next()
