@@ -1,6 +1,7 @@
 """What may stand in an HTTP header (RFC 9110, 5.5 and 5.6.2), for both sides of the router. Pure."""
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -15,6 +16,17 @@ def is_token(text: str) -> bool:
 def is_header(name: str, value: str) -> bool:
     """Whether these are one header on the wire, and no more than one."""
     return is_token(name) and _CONTROL.search(value) is None
+
+
+def are_headers(headers: Sequence[tuple[str, str]]) -> bool:
+    """Whether each of them is one; ``is_header`` tells of one that is not."""
+    # Names run together are a name, and values run together hold what one of them holds.
+    names = [name for name, _ in headers]
+    return (
+        all(names)
+        and (not names or is_token("".join(names)))
+        and _CONTROL.search("".join([value for _, value in headers])) is None
+    )
 
 
 def as_utf8(value: str) -> str:

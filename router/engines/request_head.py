@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
-from router.engines.headers import is_header, is_token
+from router.engines.headers import are_headers, is_header, is_token
 from router.engines.upstream import Call, Unsendable
 from router.origin import parse_origin
 
@@ -59,9 +59,10 @@ def sendable_headers(call: Call) -> list[tuple[str, str]]:
         raise Unsendable(f"not a request line: {call.method!r} {call.path!r}")
     headers = []
     encoding_named = False
+    if not are_headers(call.headers):
+        first = next(name for name, value in call.headers if not is_header(name, value))
+        raise Unsendable(f"not a header: {first!r}")
     for name, value in call.headers:
-        if not is_header(name, value):
-            raise Unsendable(f"not a header: {name!r}")
         lower = name.lower()
         if lower in _OF_THIS_HOP:
             continue

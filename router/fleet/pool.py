@@ -219,6 +219,11 @@ class Fleet:
         node = self._pool.get(key)
         return process_of(node.engine.engine_id) if node is not None else None
 
+    def engine(self, key: str) -> Engine | None:
+        """What is known *now* of the engine behind a node."""
+        node = self._pool.get(key)
+        return node.engine if node is not None else None
+
     def learn(self, key: str, **facts: Any) -> None:
         """Take over what an answer told of the engine behind a node; see ``Engine`` for the names.
 

@@ -349,7 +349,10 @@ class DecodeLeg:
 
 
 def _header(answer: AnswerStream, name: str) -> str:
-    return next((value for given, value in answer.headers if given == name), "")
+    for given, value in answer.headers:
+        if given == name:
+            return value
+    return ""
 
 
 def held_ids(prefilled: Prefilled | None, answer: reading.Answer, held_tokens: int) -> array[int] | None:

@@ -63,4 +63,4 @@ def _looks_single(request: Request, lineage: Lineage) -> bool:
 
 
 def _says_true(headers: Sequence[tuple[str, str]], name: str) -> bool:
-    return any(given == name and value.strip().lower() == "true" for given, value in headers)
+    return "true" in [value.strip().lower() for given, value in headers if given == name]

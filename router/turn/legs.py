@@ -22,7 +22,7 @@ from typing import Final
 
 import msgspec
 
-from router.engines.headers import is_header
+from router.engines.headers import are_headers, is_header
 from router.engines.nixl import PARAMS_FIELD
 from router.turn.members import STAY_FIELD, XARGS_FIELD, Members, join
 from router.turn.request import Request
@@ -70,6 +70,7 @@ _NOT_TO_ENGINES: Final = _HOP_BY_HOP | {
 }
 _NOT_TO_CLIENTS: Final = _HOP_BY_HOP | {"content-length", "date", "server", "x-request-id"}
 
+_NONE_NAMED: Final[frozenset[str]] = frozenset()
 _TRUE: Final = msgspec.Raw(b"true")
 _FALSE: Final = msgspec.Raw(b"false")
 _ONE: Final = msgspec.Raw(b"1")
@@ -174,11 +175,13 @@ def client_headers(headers: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     What is no header by RFC 9110, section 5, stays behind: our client lets it in, and our server refuses it.
     """
     named = _named_by_connection(headers)
-    return [(k, v) for k, v in headers if k not in _NOT_TO_CLIENTS and k not in named and is_header(k, v)]
+    kept = [(k, v) for k, v in headers if k not in _NOT_TO_CLIENTS and k not in named]
+    return kept if are_headers(kept) else [(k, v) for k, v in kept if is_header(k, v)]
 
 
 def _named_by_connection(headers: Sequence[tuple[str, str]]) -> frozenset[str]:
     """Headers that ``Connection`` declares hop-by-hop."""
-    return frozenset(
-        name.strip().lower() for k, v in headers if k == "connection" for name in v.split(",") if name.strip()
-    )
+    named = [v for k, v in headers if k == "connection"]
+    if not named:
+        return _NONE_NAMED
+    return frozenset(name.strip().lower() for v in named for name in v.split(",") if name.strip())

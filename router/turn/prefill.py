@@ -7,7 +7,7 @@ away, because the decode leg's prompt has to be the identical one.
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from router.engines import nixl
 from router.engines.upstream import Answer, Call, NeverSent, UpstreamError
@@ -166,11 +166,12 @@ def _judged(
     if reuse.carries_handle:
         context.releases.prove(node.key, context.fleet.process(node.key))
     try:
-        prefilled = _read(context, record.request.model, node, plan, reuse, answer=answer, salt=salt)
+        return _read(
+            context, record.request.model, node, plan, reuse, answer=answer, salt=salt, timing=timing
+        )
     except PrefillFailed as failed:
         leg.failed(str(failed))  # a status of 200 is no sign of health where no answer comes with it
         raise
-    return replace(prefilled, timing=timing)
 
 
 def _read(
@@ -182,6 +183,7 @@ def _read(
     *,
     answer: Answer,
     salt: str | None,
+    timing: PrefillLeg,
 ) -> Prefilled:
     try:
         lifted = tap.read(answer.body, _LIFT_IDS)
@@ -222,6 +224,7 @@ def _read(
         verified_tokens=params.verified_tokens if params is not None else None,
         salt=salt,
         prompt_tokens=_prompt_tokens(lifted),
+        timing=timing,
     )
 
 

@@ -66,6 +66,8 @@ class Seen(NamedTuple):
     content: bool
     id_members: int
     id_lists: int
+    ends: bool = False
+    """Whether a choice says why it has ended."""
 
 
 class _Choice(msgspec.Struct, gc=False):
@@ -148,7 +150,7 @@ class Reading:
             self._usage = _usage(usage) or self._usage
         ids = [bytes(document.prompt_token_ids)]
         self._read_prompt(ids[0])
-        any_content = False
+        any_content = ends = False
         for choice in document.choices or ():
             content = bool(choice.text) or (choice.delta is not None and _has_content(choice.delta))
             any_content = any_content or content
@@ -157,6 +159,7 @@ class Reading:
             index = choice.index or 0
             if choice.finish_reason:
                 self._finish_reasons[index] = choice.finish_reason
+                ends = True
             if index:
                 self._several_choices = True
             else:
@@ -164,7 +167,7 @@ class Reading:
                 self._read_answer(answer_ids, content=content)
         self.saw_content = self.saw_content or any_content
         present = len(ids) - ids.count(b"")
-        return Seen(any_content, present, present - ids.count(b"null"))
+        return Seen(any_content, present, present - ids.count(b"null"), ends)
 
     def answer(self) -> Answer:
         """What has been read so far."""

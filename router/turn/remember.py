@@ -167,9 +167,9 @@ class Memory:
 
         A stop string ends a request as an abort inside the engine, which leaves no handle behind.
         """
-        known = self.context.fleet.snapshot.get(decode.key) or decode
+        known = self.context.fleet.engine(decode.key) or decode.engine
         name = "stream_handle" if self.request.stream else "whole_handle"
-        if is_there or (getattr(known.engine, name) is not True and "stop" not in self.request.members):
+        if is_there or (getattr(known, name) is not True and "stop" not in self.request.members):
             self.context.fleet.learn(decode.key, **{name: is_there})
 
     def _reachable(self, plan: Plan, ended: Ended) -> bytes | None:

@@ -151,6 +151,8 @@ def conversation_hint(headers: Mapping[str, str], members: Mapping[str, msgspec.
     0.29 and later.
     """
     for given in _conversation_ids(headers, members):
+        if not given:
+            continue
         safe = "".join(c for c in given if c.isascii() and c.isprintable()).strip()[:_CONVERSATION_CHARS]
         if safe:
             return safe

@@ -218,7 +218,8 @@ class Tap:
         self._reading.params = private.params or self._reading.params
         if not private.edits:
             return raw
-        if not seen.content and _nothing_left(data, private.found, self._settings):
+        # A reason to end is for the client, and most handles come with one.
+        if not (seen.content or seen.ends) and _nothing_left(data, private.found, self._settings):
             return b""
         return apply(raw, _in_event(private.edits, spans))
 

@@ -86,7 +86,8 @@ def choose(situation: Situation) -> Plan | None:
         decode = _best(_decodes(situation, sizes))
         return None if decode is None else Plan(Kind.UNSPLIT, situation.request.unsplit, decode.node, None)
     decode, prefill = _best(_decodes(situation, sizes)), _best(_prefills(situation, sizes))
-    stay = _best(_stays(situation, sizes))
+    # Where staying is off, it need not be estimated; ``weigh`` shows it all the same.
+    stay = _best(_stays(situation, sizes)) if situation.stay_max_tokens > 0 else None
     if decode is None or prefill is None:
         return None
     if stay is not None and stay.rank[0] < decode.rank[0] + prefill.rank[0]:
@@ -139,8 +140,8 @@ def sizes_of(situation: Situation) -> Sizes:
 def _best(ways: Sequence[_Way]) -> _Way | None:
     """The least of those that may be taken; of such as are as good as that, the one to be preferred."""
     usable = [way for way in ways if not way.why_not]
-    if not usable:
-        return None
+    if len(usable) <= 1:
+        return usable[0] if usable else None
     least = min([way.rank[0] for way in usable])
     limit = least + max(_EQUAL_MS, least * _EQUAL_PERCENT // 100)
     return min([way for way in usable if way.rank[0] <= limit], key=_preference)

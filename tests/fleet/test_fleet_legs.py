@@ -289,3 +289,16 @@ async def test_a_trial_that_does_not_end_holds_up_no_other() -> None:
         with w.fleet.leg(A.key) as another:
             another.answered(200)
         assert w.fleet.snapshot.by_key[A.key].circuit is Circuit.CLOSED
+
+
+async def test_a_snapshot_that_was_taken_does_not_count_later_legs() -> None:
+    w = await world(A)
+    before = w.fleet.snapshot
+    with w.fleet.leg(A.key), w.fleet.leg(A.key):
+        during = w.fleet.snapshot
+    after = w.fleet.snapshot
+    counts = [pool.by_key[A.key].in_flight for pool in (before, during, after)]
+    assert counts == [0, 2, 0]
+    assert during.by_key[A.key].idle_since_s is None
+    assert after.by_key[A.key].idle_since_s is not None
+    assert w.fleet.snapshot is after

@@ -40,3 +40,17 @@ def test_only_ready_nodes_of_the_role_and_model_are_usable() -> None:
     assert pool.ready(Role.DECODE, "b") == (a, any_model)
     assert pool.ready(Role.DECODE, "c") == (any_model,)
     assert pool.ready(Role.PREFILL, "c") == (prefill,)
+
+
+def test_more_models_than_are_remembered_are_told_apart() -> None:
+    nodes = [
+        replace(
+            node_of(f"http://127.0.0.1:{port}", Role.DECODE),
+            state=State.READY,
+            engine=Engine(models=(f"m{port}",)),
+        )
+        for port in range(1, 40)
+    ]
+    pool = Pool.of(nodes)
+    for _ in range(2):
+        assert [pool.ready(Role.DECODE, f"m{port}") for port in range(1, 40)] == [(node,) for node in nodes]
