@@ -4,7 +4,7 @@
     python deploy/helm/schema.py            writes
     python deploy/helm/schema.py --check    exit code 1 where it is not what it would write
 
-Run it where a setting was added or changed; `make test-helm` tells.
+Run it where a setting was added or changed; `make test` tells.
 """
 
 import json

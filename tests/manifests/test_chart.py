@@ -254,12 +254,6 @@ def test_wrong_values_are_refused(values: dict[str, Any], why: str, tool: Tool) 
     assert why in answer.get("refused", ""), answer
 
 
-def test_the_schema_knows_every_setting_as_it_is(tool: Tool) -> None:
-    from deploy.helm import schema  # noqa: PLC0415 - it reads the settings when it is imported
-
-    assert schema.written() == schema.SCHEMA.read_text(), "run python deploy/helm/schema.py"
-
-
 def _settings(
     manifests: list[kube.Manifest], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> tuple[Settings, kube.Manifest]:
