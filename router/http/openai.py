@@ -113,7 +113,8 @@ class InferenceRoute:
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length) > self.max_body_bytes:
             raise errors.BodyTooLarge(_too_large(self.max_body_bytes))
-        parts: list[bytes] = []
+        # Joined as it comes: a body that trickles in is not to take its size many times over.
+        joined = bytearray()
         size_bytes, more = 0, True
         while more:
             message = await receive()
@@ -123,9 +124,11 @@ class InferenceRoute:
             size_bytes += len(part)
             if size_bytes > self.max_body_bytes:
                 raise errors.BodyTooLarge(_too_large(self.max_body_bytes))
-            parts.append(part)
             more = message.get("more_body", False)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+            if not more and not joined:
+                return part
+            joined += part
+        return bytes(joined)
 
 
 def _too_large(limit_bytes: int) -> str:

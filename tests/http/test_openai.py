@@ -1,6 +1,7 @@
 """The inference routes as ASGI, over real turns: who waits for whom, and how each of them ends."""
 
 import asyncio
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
@@ -183,6 +184,31 @@ async def test_a_body_in_parts_is_read_whole(front: Front, size_bytes: int) -> N
     parts = [raw[at : at + size_bytes] for at in range(0, len(raw), size_bytes)]
     assert (await front.serve(Connection([b"", *parts, b""]))).status == 200
     assert [one.body["messages"] for one in front.p.received] == [BODY["messages"]]
+
+
+class Trickle(Connection):
+    """A client whose body comes two bytes at a time, and never to its end."""
+
+    count = 100_000
+
+    async def receive(self) -> Message:
+        if not self.count:
+            return {"type": "http.disconnect"}
+        self.count -= 1
+        # Made anew each time, as a server's are: equal literals would be one object.
+        return {"type": "http.request", "body": bytes((120, self.count & 127)), "more_body": True}
+
+
+async def test_a_body_that_trickles_in_takes_about_its_own_size(front: Front) -> None:
+    connection = Trickle([])
+    tracemalloc.start()
+    try:
+        await front.serve(connection)
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert not connection.sent
+    assert most_bytes < 1_000_000  # of a body of 200,000; as a list of parts it would be 4 million
 
 
 async def test_a_client_that_leaves_before_its_body_is_there_is_no_turn(front: Front) -> None:
