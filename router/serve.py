@@ -47,6 +47,13 @@ class _Server(uvicorn.Server):
         if self._parent is not None:
             asyncio.get_running_loop().add_reader(self._parent, self._orphaned, self._parent)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if not self.force_exit:
+            drain_s = self.config.timeout_graceful_shutdown
+            LOG.info("stopping: open turns have %s s to end; a second signal ends at once", drain_s)
+        await super().shutdown(sockets)
+        LOG.info("stopped")
+
     def _orphaned(self, parent: int) -> None:
         """Nobody would stop this worker any more, and the next start would find the port taken."""
         asyncio.get_running_loop().remove_reader(parent)
@@ -108,7 +115,12 @@ def allow_files(needed: int) -> None:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(limits), hard))
     if min(limits) < needed:
-        LOG.info("max_turns: that many turns would need %d open files, and the limit is %d", needed, hard)
+        LOG.info(
+            "max_turns: that many turns would need %d open files, and the hard limit is %d: raise it"
+            " (LimitNOFILE=, ulimit -Hn) or lower max_turns, if you expect so many",
+            needed,
+            hard,
+        )
 
 
 def serve(settings: Settings, *, listener: socket.socket | None = None, parent: int | None = None) -> int:

@@ -23,7 +23,7 @@ find_python() {
 }
 
 python=$(find_python)
-echo "Setting up .venv with $("$python" --version) (up to a minute, once) ..."
+echo "Setting up .venv with $("$python" --version) (a minute or two, once) ..."
 # From scratch, so that a package that left the lock leaves the environment too.
 "$python" -m venv --clear .venv
 .venv/bin/python -m pip install -qq --disable-pip-version-check --require-hashes -r requirements-dev.lock

@@ -48,4 +48,7 @@ def test_where_the_limit_may_not_be_changed_it_stays() -> None:
 
 def test_a_hard_limit_that_is_too_low_is_told() -> None:
     told = " ".join(open_files(100, 400, 500))
-    assert told == ("max_turns: that many turns would need 500 open files, and the limit is 400 400 400")
+    assert told == (
+        "max_turns: that many turns would need 500 open files, and the hard limit is 400: raise it"
+        " (LimitNOFILE=, ulimit -Hn) or lower max_turns, if you expect so many 400 400"
+    )

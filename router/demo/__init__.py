@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
         return 2
     if importlib.util.find_spec("openai") is None:
         print(
-            "boomerang: the demo needs the openai client: pip install 'boomerang-router[demo]'",
+            "boomerang: the demo needs the openai client: pip install '.[demo]' in a clone",
             file=sys.stderr,
         )
         return 2

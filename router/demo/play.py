@@ -1,5 +1,6 @@
 """Plays the demo and prints it: one row a turn, transfer off beside transfer on."""
 
+import contextlib
 import signal
 import statistics
 import sys
@@ -43,8 +44,8 @@ def _watched(started: Pool, agents: int) -> int:
     print(f"{agents} agents talk to the router at {started.router_on} until Ctrl-C.")
     sys.stdout.flush()  # also where it goes to a file
     with crowd(started.router_on, _model(started), agents):
-        while True:
-            time.sleep(3600)
+        _until_stopped()
+    return 0  # Ctrl-C reaches the engines, too: nobody is left to ask
 
 
 def _with_pool(starting: AbstractContextManager[Pool], run: Callable[[Pool], int]) -> int:
@@ -121,8 +122,14 @@ def _stay(started: Pool) -> None:
     print(f"  curl -s {started.router_on}/metrics | grep boomerang_")
     print(f"  OPENAI_BASE_URL={started.router_on}/v1 OPENAI_API_KEY=any  …any OpenAI client")
     sys.stdout.flush()
-    while True:
-        time.sleep(3600)
+    _until_stopped()
+
+
+def _until_stopped() -> None:
+    """Wait for Ctrl-C or SIGTERM: the end that was announced, and so no failure."""
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            time.sleep(3600)
 
 
 def _progress(text: str) -> None:
