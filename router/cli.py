@@ -47,6 +47,11 @@ no handle is used up. Exit code: 0 where there is a plan, 1 where there is none 
 2 for wrong usage."""
 
 
+TOP_EPILOG = """\
+Ctrl-C ends it. Where standard output is no terminal, what there is now is written once. Exit code: 0, 1 where
+the router does not answer or refuses, 2 for wrong usage."""
+
+
 class _Parser(argparse.ArgumentParser):
     """Tells wrong usage in one line, which names options and never values: a value may be a secret."""
 
@@ -178,6 +183,18 @@ def _bench(args: argparse.Namespace) -> int:
     return run(args)
 
 
+def _add_top(parser: argparse.ArgumentParser) -> None:
+    from router.top import add_arguments
+
+    add_arguments(parser)
+
+
+def _top(args: argparse.Namespace) -> int:
+    from router.top import run
+
+    return run(args)
+
+
 def _add_explain(parser: argparse.ArgumentParser) -> None:
     from router.explain import add_arguments
 
@@ -215,6 +232,7 @@ COMMANDS: dict[str, tuple[str, str, Add, Run]] = {
         _add_explain,
         _explain,
     ),
+    "top": ("Watch a running router in the terminal, as the live page shows it", TOP_EPILOG, _add_top, _top),
     "sim": ("Run a simulated engine: it speaks vLLM's wire format and needs no GPU", "", _add_sim, _sim),
     "demo": (
         "Play an agent's conversation against simulated engines, with reuse off and on",

@@ -2,14 +2,14 @@
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Final
 
 import httpx
 import msgspec
 
-from router.origin import parse_origin
+from router import admin_api
+from router.columns import columns
 
 _FAILED: Final = 1
 _USAGE: Final = 2
@@ -19,10 +19,7 @@ _TIMEOUT_S: Final = 10.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``boomerang explain``."""
     parser.add_argument("file", metavar="FILE", help="the request's body, as JSON; - reads standard input")
-    parser.add_argument("--url", metavar="ORIGIN", help="the router's admin API (required)")
-    parser.add_argument(
-        "--token-file", metavar="FILE", help="file with the admin API's token (default: none)"
-    )
+    admin_api.add_arguments(parser)
     parser.add_argument(
         "--path", default="/v1/chat/completions", metavar="PATH", help="where the client would send it"
     )
@@ -37,12 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Ask, and show the answer; the process's exit code."""
     try:
-        if not args.url:
-            raise ValueError("--url is required: the router's admin API, as http://HOST:PORT")
-        origin = _origin(args.url)
-        headers = {"content-type": "application/json"}
-        if args.token_file is not None:
-            headers["authorization"] = f"Bearer {_text('--token-file', args.token_file).strip()}"
+        origin, headers = admin_api.address(args)
+        headers["content-type"] = "application/json"
         document = msgspec.json.encode(
             {
                 "path": args.path,
@@ -111,27 +104,12 @@ def text(told: Mapping[str, Any]) -> str:
         )
         for one in told["alternatives"]
     ]
-    return "\n".join(lines) + "\n\n" + _table(rows)
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    return "".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n"
-        for row in rows
-    )
-
-
-def _origin(given: str) -> str:
-    try:
-        return parse_origin(given)
-    except ValueError as error:
-        raise ValueError(f"--url: {error}") from None
+    return "\n".join([*lines, "", *columns(rows)]) + "\n"
 
 
 def _body(name: str) -> bytes:
     """Raises ValueError."""
-    raw = sys.stdin.buffer.read() if name == "-" else _bytes("FILE", name)
+    raw = sys.stdin.buffer.read() if name == "-" else admin_api.file_bytes("FILE", name)
     try:
         msgspec.json.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -144,24 +122,10 @@ def _headers(name: str | None) -> dict[str, str]:
     if name is None:
         return {}
     headers = {}
-    for line in _text("--header-file", name).splitlines():
+    for line in admin_api.ascii_text("--header-file", name).splitlines():
         field, colon, value = line.partition(":")
         if line.strip() and not colon:
             raise ValueError("--header-file: each line has to be 'Name: value'")
         if colon:
             headers[field.strip().lower()] = value.strip()
     return headers
-
-
-def _text(option: str, name: str) -> str:
-    try:
-        return _bytes(option, name).decode("ascii")
-    except UnicodeDecodeError:
-        raise ValueError(f"{option}: the file is not plain text") from None
-
-
-def _bytes(option: str, name: str) -> bytes:
-    try:
-        return Path(name).read_bytes()
-    except OSError as error:
-        raise ValueError(f"{option}: the file cannot be read: {error.strerror}") from None

@@ -114,7 +114,7 @@ def test_boolean_flags_go_both_ways(tmp_path: Path, capsys: pytest.CaptureFixtur
     ("argv", "complaint"),
     [
         (["serev"], "there is no command serev; did you mean serve?"),
-        (["zzz"], "there is no command zzz; there are serve, check, explain, sim, demo, bench, version"),
+        (["zzz"], "there is no command zzz; there are serve, check, explain, top, sim, demo, bench, version"),
         (["serve", "--prot", "1"], "there is no option --prot; did you mean --port?"),
         (["serve", "--engine-api-key=sk-secret"], "there is no option --engine-api-key"),
         (["serve", "--pref", "http://p"], "there is no option --pref; did you mean --prefill?"),
