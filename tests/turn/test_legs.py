@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from router.engines.nixl import COLD_PARAMS
@@ -18,7 +18,7 @@ from router.turn.legs import (
     stay_body,
     unsplit_body,
 )
-from router.turn.members import join
+from router.turn.members import InvalidRequest, join
 from router.turn.request import Endpoint, Request, read_request
 
 PARAMS = b'{"do_remote_prefill":true, "remote_block_ids":[[1,2]], "weight":1.0}'
@@ -241,7 +241,10 @@ PROMPT_SHAPING = [
     st.booleans(),
 )
 def test_both_legs_have_the_identical_prompt(sent: dict[str, Any], salted: bool) -> None:
-    request = request_of(json.dumps(sent).encode()[1:-1])
+    try:
+        request = request_of(json.dumps(sent).encode()[1:-1])
+    except InvalidRequest:
+        reject()  # a name that came out as `model`, with what is none
     salt = "ours" if salted else None
     prefill = raws(prefill_body(request, COLD_PARAMS, want_token_ids=True, salt=salt))
     decode = raws(decode_body(request, PARAMS, want_token_ids=True, salt=salt))
