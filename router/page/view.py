@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 import msgspec
 
@@ -32,6 +32,7 @@ from router.telemetry.facts import TurnEnded
 from router.telemetry.live import TURNS_KEPT, Ended, Live
 from router.turn.context import Context
 from router.turn.record import Record
+from router.turn.releasing import NodePins
 
 MAX_NODES: Final = 128
 MAX_RUNNING: Final = 256
@@ -41,19 +42,6 @@ FRESH_S: Final = 0.2
 """A state that is not older than this serves further watchers."""
 TESTED_EVERY_S: Final = 5.0
 """The quick self-test looks at each pair of nodes; probes come no more often than that."""
-
-
-class PinsSeen(Protocol):
-    """What handles pin on one decode node; ``router.turn.releasing.NodePins``."""
-
-    @property
-    def node(self) -> str: ...
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def handles(self) -> int: ...
-    @property
-    def share(self) -> float | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +61,7 @@ class View:
     fixed: Fixed
     context: Context
     live: Live
-    pins: Callable[[], Sequence[PinsSeen]]
+    pins: Callable[[], Sequence[NodePins]]
     open_turns: Callable[[], int]
     waiting_turns: Callable[[], int]
     draining: Callable[[], bool]
@@ -199,7 +187,7 @@ class View:
             warnings=self._warnings(nodes, pins, now_s),
         )
 
-    def _node(self, node: Node, loads: Loads, pins: PinsSeen | None) -> NodeSeen:
+    def _node(self, node: Node, loads: Loads, pins: NodePins | None) -> NodeSeen:
         engine = node.engine
         is_prefill = node.role is Role.PREFILL
         return NodeSeen(
@@ -235,7 +223,7 @@ class View:
             began_ms=self._wall_ms(record.started_s),
         )
 
-    def _warnings(self, nodes: Sequence[Node], pins: Sequence[PinsSeen], now_s: float) -> list[Warned]:
+    def _warnings(self, nodes: Sequence[Node], pins: Sequence[NodePins], now_s: float) -> list[Warned]:
         doubts, fixed = self.context.doubts, self.fixed
         if not 0.0 <= now_s - self._tested_at_s < TESTED_EVERY_S:
             self._tested_at_s = now_s
