@@ -12,6 +12,8 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
+from router.turn.documents import decode, decode_ids, decode_usage
+
 TokenIds: TypeAlias = "array[int]"
 """Token ids as `array("I")`, four bytes each: cheap to keep, compare and digest."""
 
@@ -70,35 +72,6 @@ class Seen(NamedTuple):
     """Whether a choice says why it has ended."""
 
 
-class _Choice(msgspec.Struct, gc=False):
-    index: int | None = 0
-    finish_reason: str | None = None
-    text: str | None = None
-    delta: dict[str, msgspec.Raw] | None = None
-    token_ids: msgspec.Raw = msgspec.Raw()
-    prompt_token_ids: msgspec.Raw = msgspec.Raw()
-
-
-class _Document(msgspec.Struct, gc=False):
-    choices: list[_Choice] | None = None
-    error: msgspec.Raw = msgspec.Raw()
-    usage: msgspec.Raw = msgspec.Raw()
-    prompt_token_ids: msgspec.Raw = msgspec.Raw()
-
-
-class _PromptDetails(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: _PromptDetails | None = None
-
-
-_decode = msgspec.json.Decoder(_Document).decode
-_decode_usage = msgspec.json.Decoder(_Usage).decode
-_decode_ids = msgspec.json.Decoder(list[int]).decode
 # A RecursionError: nesting that is deeper than the parser's stack.
 _NOT_READ = (msgspec.MsgspecError, RecursionError, UnicodeError)
 
@@ -139,7 +112,7 @@ class Reading:
     def read(self, data: bytes) -> Seen:
         """Reads one JSON document of the answer."""
         try:
-            document = _decode(data)
+            document = decode(data)
         except _NOT_READ:
             self.unreadable += 1
             self._gap = True
@@ -212,7 +185,7 @@ def _has_content(delta: dict[str, msgspec.Raw]) -> bool:
 
 def _usage(raw: bytes) -> Usage | None:
     try:
-        usage = _decode_usage(raw)
+        usage = decode_usage(raw)
     except _NOT_READ:
         return None
     details = usage.prompt_tokens_details
@@ -224,6 +197,6 @@ def _ids(value: bytes) -> TokenIds | None:
     if value in (b"", b"null"):
         return None
     try:
-        return array("I", _decode_ids(value))
+        return array("I", decode_ids(value))
     except (msgspec.MsgspecError, OverflowError) as error:
         raise ValueError("not a list of token ids") from error

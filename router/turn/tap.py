@@ -27,8 +27,7 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import msgspec
-
+from router.turn.documents import decode_carried
 from router.turn.reading import EMPTY, Answer, Reading
 from router.turn.splice import Edit, Member, apply, members, objects, removal
 from router.turn.sse import DEFAULT_MAX_EVENT_BYTES, Event, Framer, ends_event
@@ -49,12 +48,6 @@ _TEXT = re.compile(rb'[^"\\\x00-\x1f]*+')
 _MAX_LESSONS = 8
 """Streams whose events are never alike are not to be learned from for ever."""
 
-
-class _Carried(msgspec.Struct, gc=False):
-    kv_transfer_params: msgspec.Raw = msgspec.Raw()
-
-
-_decode_carried = msgspec.json.Decoder(_Carried).decode
 
 # What every chunk of an OpenAI stream carries, whatever it is for.
 _ENVELOPE = frozenset({"id", "object", "created", "model", "system_fingerprint", "service_tier"})
@@ -247,7 +240,7 @@ def read(body: bytes, settings: TapSettings) -> Answer:
     reading.read(body)
     if reading.unreadable:
         return lift(body, settings).answer
-    params = bytes(_decode_carried(body).kv_transfer_params)
+    params = bytes(decode_carried(body).kv_transfer_params)
     reading.params = params if params not in (b"", b"null") else None
     return reading.answer()
 
