@@ -8,7 +8,7 @@ import aiohttp
 from aiohttp.http_exceptions import HttpProcessingError
 
 from router.engines.aiohttp_wire import fail, unread
-from router.engines.upstream import Broken, Limits, Sink, TimedOut, TooLarge, UpstreamError
+from router.engines.upstream import Broken, Limits, Shortcut, Sink, TimedOut, TooLarge, UpstreamError
 
 _QUOTED = re.compile(r"""[\s:]*(\n|\\n|\bb\\?["']).*""", re.DOTALL)
 """From the first line's end, or the first bytes literal, to the end; both also as ``repr`` writes them."""
@@ -35,7 +35,7 @@ class Arriving:
         """The body, as it arrives, each chunk as soon as it is there; raises UpstreamError."""
         return _Chunks(self)
 
-    async def pump(self, sink: Sink) -> bool:
+    async def pump(self, sink: Sink, shortcut: Shortcut | None = None) -> bool:
         """Give the body to ``sink`` as it arrives, until that takes no more; whether the body has ended."""
         while piece := await self.next():
             if not sink(piece, None):

@@ -18,6 +18,7 @@ from router.engines.upstream import (
     Broken,
     Call,
     NeverSent,
+    Shortcut,
     Sink,
     Stale,
     TimedOut,
@@ -52,6 +53,7 @@ class OpenCall:
         "_loop",
         "_parser",
         "_pool",
+        "_shortcut",
         "_sink",
         "_waiter",
         "_waiting_since_s",
@@ -80,6 +82,7 @@ class OpenCall:
         self._largest_bytes = call.limits.max_answer_bytes
         self._sink: Sink | None = None
         """Takes what comes while the caller's task sleeps."""
+        self._shortcut: Shortcut | None = None
         self._waiter: asyncio.Future[bool] | None = None
         self._waiting_since_s: float | None = None
         self._answer_timer: asyncio.TimerHandle | None = None
@@ -165,7 +168,7 @@ class OpenCall:
             raise self._fault
         raise StopAsyncIteration
 
-    async def pump(self, sink: Sink) -> bool:
+    async def pump(self, sink: Sink, shortcut: Shortcut | None = None) -> bool:
         """Give the body to ``sink`` as it arrives, until that takes no more; whether the body has ended.
 
         Raises UpstreamError, and whatever ``sink`` raises.
@@ -182,12 +185,14 @@ class OpenCall:
                 raise self._fault
             if parser.is_complete:
                 return True
-            self._sink = sink
+            self._sink, self._shortcut = sink, shortcut
+            self._open_shortcut()
             try:
                 if not await self._expect_body():
                     return False
             finally:
-                self._sink = self._waiter = self._waiting_since_s = None
+                self._sink = self._shortcut = self._waiter = self._waiting_since_s = None
+                self._open_shortcut()
 
     # For the connection.
 
@@ -205,6 +210,7 @@ class OpenCall:
                 self._complete()
             elif parser.fault is not None:
                 self._fail(Broken(f"{self.origin}: {parser.fault}"))
+            self._open_shortcut()
             return
         self._heard = True
         had_head = parser.has_head
@@ -225,6 +231,13 @@ class OpenCall:
             elif parser.pieces:
                 self._wake()
 
+    def _open_shortcut(self) -> None:
+        """Let the connection ask the shortcut first, where chunks may go by the parser; only there."""
+        connection, parser = self._connection, self._parser
+        if connection is not None:
+            is_open = parser.is_between_chunks and not parser.pieces and self._sink is not None
+            connection.shortcut = self._shortcut if is_open else None
+
     def _hand_on(self, sink: Sink, piece: bytes, chunk: bytes | None) -> None:
         """Give ``sink`` what has come; the task is woken only if that is all it takes."""
         self._waiting_since_s = self._loop.time()
@@ -234,7 +247,8 @@ class OpenCall:
                 return
         except Exception as error:  # the caller's own, and for it
             fault = error
-        self._sink = None
+        self._sink = self._shortcut = None
+        self._open_shortcut()
         if waiter is not None and not waiter.done():
             if fault is None:
                 waiter.set_result(False)
@@ -346,7 +360,7 @@ class OpenCall:
         connection, self._connection = self._connection, None
         if connection is None:
             raise RuntimeError("a call without a connection has nothing to let go")
-        connection.receiver = None
+        connection.receiver = connection.shortcut = None
         return connection
 
     def _break(self, text: str) -> None:
@@ -387,6 +401,8 @@ class OpenCall:
         idle_s = self._idle_s or 0.0
         now_s = self._loop.time()
         since_s = now_s if self._waiting_since_s is None else self._waiting_since_s
+        if self._connection is not None:
+            since_s = max(since_s, self._connection.passed_at_s)
         if now_s >= due_s + HELD_UP_S:
             self._watch_body(now_s + HELD_UP_S)
         elif now_s < since_s + idle_s:

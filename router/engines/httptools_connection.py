@@ -6,6 +6,8 @@ import ssl
 from collections.abc import Callable
 from typing import Final, Protocol, cast
 
+from router.engines.upstream import Shortcut
+
 _PIECE_BYTES: Final = 262_144
 """Larger bodies are written in such pieces, so that an early answer is seen and the buffer stays small."""
 
@@ -33,24 +35,32 @@ class Connection(asyncio.Protocol):
         "_is_held_back",
         "_on_lost",
         "_sock",
+        "_time",
         "_transport",
         "_unsent",
         "idle_since_s",
         "is_reading",
         "origin",
+        "passed_at_s",
         "receiver",
+        "shortcut",
         "uses",
     )
 
     def __init__(self, origin: str, sock: socket.socket, on_lost: Callable[["Connection"], None]) -> None:
         self.origin = origin
         self.receiver: Receiver | None = None
+        self.shortcut: Shortcut | None = None
+        """Is given what comes before the receiver is, while that wants nothing but whole chunks."""
+        self.passed_at_s = 0.0
+        """On the loop's clock; when that last took anything."""
         self.uses = 0
         """How many requests were put on it."""
         self.idle_since_s = 0.0
         """On the loop's clock; when it last was put into the pool."""
         self.is_reading = True
         self._sock = sock
+        self._time = asyncio.get_running_loop().time
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
         self._unsent: memoryview | None = None
@@ -113,7 +123,7 @@ class Connection(asyncio.Protocol):
         """Close at once, whatever is still unwritten; nobody is told anything more but ``on_lost``."""
         # A transport's own close first writes what is buffered, which never ends when the engine does not
         # read; with TLS it also waits for a farewell.
-        self.receiver = None
+        self.receiver = self.shortcut = None
         self._unsent = None
         if self._transport is not None:
             self._transport.abort()
@@ -138,7 +148,11 @@ class Connection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=_PIECE_BYTES)
 
     def data_received(self, data: bytes) -> None:
-        if self.receiver is None:
+        # Most of what ever comes here is an event of a stream, and each step that it takes counts.
+        shortcut = self.shortcut
+        if shortcut is not None and shortcut(data):
+            self.passed_at_s = self._time()
+        elif self.receiver is None:
             self.abort()
         else:
             self.receiver.received(data)
@@ -151,6 +165,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         receiver, self.receiver = self.receiver, None
+        self.shortcut = None
         self._transport, self._unsent = None, None
         self._on_lost(self)
         if receiver is not None:

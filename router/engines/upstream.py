@@ -113,6 +113,13 @@ whoever sends the piece on as a chunk may send these bytes.
 """
 
 
+Shortcut = Callable[[bytes], bool]
+"""Takes one whole chunk of a chunked body, framing included, if it may go on just so; whether it has.
+
+After False nothing was taken, and the sink is to be given the piece.
+"""
+
+
 class AnswerStream(Protocol):
     """An answer whose body is still coming. One at a time reads it, by whichever of the ways."""
 
@@ -122,12 +129,12 @@ class AnswerStream(Protocol):
     def chunks(self) -> AsyncIterator[bytes]:
         """The body, as it arrives, each chunk as soon as it is there; raises UpstreamError."""
 
-    async def pump(self, sink: Sink) -> bool:
+    async def pump(self, sink: Sink, shortcut: Shortcut | None = None) -> bool:
         """Give the body to ``sink`` as it arrives, until that takes no more; whether the body has ended.
 
         ``sink`` may run within the connection's own callback, with no task woken for it. After False the
-        rest is still to be read, and held back meanwhile. Raises UpstreamError, once all that came before
-        the fault was given, and whatever ``sink`` raises.
+        rest is still to be read, and held back meanwhile. ``shortcut`` may be asked first. Raises
+        UpstreamError, once all that came before the fault was given, and whatever ``sink`` raises.
         """
 
     async def read(self) -> bytes:

@@ -8,7 +8,8 @@ extension); for anything else there is the parser.
 from typing import Final
 
 _END: Final = b"\r\n"
-_MAX_BYTES: Final = 65_536
+MAX_BYTES: Final = 65_536
+"""Larger ones are left to the parser."""
 _NONE: Final = b"\x00 no chunk"
 
 
@@ -21,8 +22,8 @@ def _head(total_bytes: int) -> bytes:
     return _NONE
 
 
-_HEADS: Final[dict[int, bytes]] = {}
-"""By the chunk's size in all; filled as sizes are met."""
+HEADS: Final[dict[int, bytes]] = {}
+"""By the chunk's size in all; filled by ``body_of`` as sizes are met."""
 
 
 def body_of(data: bytes) -> bytes | None:
@@ -31,11 +32,11 @@ def body_of(data: bytes) -> bytes | None:
     Only where a chunk may begin.
     """
     total_bytes = len(data)
-    head = _HEADS.get(total_bytes)
+    head = HEADS.get(total_bytes)
     if head is None:
-        if total_bytes > _MAX_BYTES:
+        if total_bytes > MAX_BYTES:
             return None
-        head = _HEADS[total_bytes] = _head(total_bytes)
+        head = HEADS[total_bytes] = _head(total_bytes)
     if data.startswith(head) and data.endswith(_END):
         return data[len(head) : -2]
     return None

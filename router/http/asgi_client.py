@@ -13,16 +13,15 @@ from starlette.types import Message, Receive, Scope, Send
 
 from router import errors
 from router.turn import tap
+from router.turn.context import ChunkWriter
 
 STRAIGHT: Final = "boomerang.straight"
 """The ASGI extension that holds a ``Straight``."""
 
 
-class Straight(Protocol):
+class Straight(ChunkWriter, Protocol):
     """A short way to one request's connection."""
 
-    is_gone: bool
-    """Whether the client has closed it."""
     when_gone: Callable[[], None] | None
     """Called once when it does."""
 
@@ -64,7 +63,7 @@ class AsgiClient:
     def __init__(self, send: Send, request_id: str, straight: Straight | None = None) -> None:
         self._send = send
         self.request_id = request_id
-        self._straight = straight
+        self._straight = self.chunk_writer = straight
         self.put = self._keep if straight is None else straight.put
         self.put_last = self._keep if straight is None else straight.put_last
         self._unsent: list[bytes] = []

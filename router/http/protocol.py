@@ -54,14 +54,14 @@ class StraightWay:
     last part with the end. Each write of its own costs as much as all else that an event does here.
     """
 
-    __slots__ = ("_cycle", "_flow", "_late", "_protocol", "_write", "is_gone", "when_gone")
+    __slots__ = ("_cycle", "_late", "_protocol", "flow", "is_gone", "when_gone", "write")
 
     def __init__(self, protocol: "Protocol", cycle: RequestResponseCycle) -> None:
         self._protocol = protocol
         # It holds this object, in its scope: with a ring of the two each request's leftovers would wait for
         # the garbage collector, which looks seldom.
         self._cycle = weakref.ref(cycle)
-        self._flow, self._write = cycle.flow, cycle.transport.write
+        self.flow, self.write = cycle.flow, cycle.transport.write
         self._late = b""
         self.is_gone = False
         self.when_gone: Callable[[], None] | None = None
@@ -86,19 +86,19 @@ class StraightWay:
         framed = chunk or b"%x\r\n%b\r\n" % (len(data), data)
         if self._late:
             framed, self._late = self._late + framed, b""
-        self._write(framed)
-        return not self._flow.write_paused
+        self.write(framed)
+        return not self.flow.write_paused
 
     def put_last(self, data: bytes) -> bool:
         self._put_late(b"%x\r\n%b\r\n" % (len(data), data))
-        return not self._flow.write_paused
+        return not self.flow.write_paused
 
     def end(self) -> None:
         cycle = self._cycle()
         if cycle is None or self.is_gone:
             return
         late, self._late = self._late, b""
-        self._write(late + b"0\r\n\r\n")
+        self.write(late + b"0\r\n\r\n")
         cycle.response_complete = True
         cycle.message_event.set()
         if not cycle.keep_alive:
@@ -111,7 +111,7 @@ class StraightWay:
 
     async def drained(self) -> None:
         self._send_late()
-        await self._flow.drain()
+        await self.flow.drain()
 
     def drop(self) -> None:
         cycle = self._cycle()
@@ -122,7 +122,7 @@ class StraightWay:
     def watch(self) -> None:
         self._protocol.serves = self
         self.is_gone = self._protocol.is_gone
-        self._flow.resume_reading()  # an end of the connection is not seen while nothing is read of it
+        self.flow.resume_reading()  # an end of the connection is not seen while nothing is read of it
 
     def _put_late(self, data: bytes) -> None:
         if not self._late:
@@ -132,7 +132,7 @@ class StraightWay:
     def _send_late(self) -> None:
         late, self._late = self._late, b""
         if late and not self.is_gone:
-            self._write(late)
+            self.write(late)
 
 
 class Protocol(HttpToolsProtocol):

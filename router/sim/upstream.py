@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-from router.engines.upstream import Answer, Broken, Call, NeverSent, Sink, TimedOut, TooLarge
+from router.engines.upstream import Answer, Broken, Call, NeverSent, Shortcut, Sink, TimedOut, TooLarge
 from router.sim.api import handle
 from router.sim.engine import SimEngine
 from router.sim.reply import Reply
@@ -25,7 +25,7 @@ class SimStream:
         while (chunk := await self._next()) is not None:
             yield chunk
 
-    async def pump(self, sink: Sink) -> bool:
+    async def pump(self, sink: Sink, shortcut: Shortcut | None = None) -> bool:
         while (chunk := await self._next()) is not None:
             if not sink(chunk, None):
                 return False

@@ -258,7 +258,7 @@ class DecodeLeg:
                 return
             if not goes_on:
                 await self._flush()
-            if await answer.pump(forwarding.take):
+            if await answer.pump(forwarding.take, forwarding.shortcut):
                 return
             goes_on = False
 

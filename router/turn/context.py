@@ -83,6 +83,26 @@ class Context:
     """The turns that are open, by id, for whoever wants to look: each adds itself and takes itself out."""
 
 
+class Flow(Protocol):
+    """Whether a connection takes more."""
+
+    write_paused: bool
+
+
+class ChunkWriter(Protocol):
+    """The way to a client for what is a chunk of the chunked coding already."""
+
+    is_gone: bool
+    """Whether the client has closed its connection."""
+
+    @property
+    def flow(self) -> Flow: ...
+
+    @property
+    def write(self) -> Callable[[bytes], object]:
+        """Write a chunk, behind all that was put; not while ``flow`` is paused."""
+
+
 class Client(Protocol):
     """The client's side of a turn. A client that leaves cancels the turn's task."""
 
@@ -97,6 +117,10 @@ class Client(Protocol):
 
     async def start(self, status: int, headers: Sequence[tuple[str, str]]) -> None:
         """Send the status and headers of an answer whose body is still to come."""
+
+    @property
+    def chunk_writer(self) -> ChunkWriter | None:
+        """For a client that gets its body chunk by chunk, without a task's help; None for others."""
 
     def put(self, data: bytes, chunk: bytes | None = None) -> bool:
         """Send a part of the body at once; after False ``flush`` is due before the next.

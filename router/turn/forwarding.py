@@ -5,10 +5,15 @@ not read, a ledger that is to store the turn before the client may know that it 
 """
 
 from collections.abc import Callable
+from typing import Final
 
+from router.engines.whole_chunks import HEADS
 from router.turn.context import Client
 from router.turn.record import Record
-from router.turn.tap import Tap
+from router.turn.tap import TEXT, Tap
+
+_is_text: Final = TEXT.fullmatch
+_CHUNK_END: Final = b"\r\n"
 
 
 class ClientStalls(Exception):
@@ -19,6 +24,9 @@ class Forwarding:
     """The sink of one stream. Times on the ledger's clock, in seconds."""
 
     __slots__ = (
+        "_before",
+        "_behind",
+        "_behind_bytes",
         "_has_begun",
         "_held",
         "_is_let_go",
@@ -28,6 +36,7 @@ class Forwarding:
         "_read_at_s",
         "_record",
         "_wire",
+        "_writer",
         "waited_from_s",
     )
 
@@ -35,7 +44,11 @@ class Forwarding:
         self, client: Client, wire: Tap, record: Record, now: Callable[[], float], waited_from_s: float
     ) -> None:
         self._put, self._put_last = client.put, client.put_last
+        self._writer = client.chunk_writer
         self._wire, self._record, self._now = wire, record, now
+        self._before: bytes | None = None
+        """What is before the text of an event in a chunk that may take the shortcut; None: none may."""
+        self._behind, self._behind_bytes = b"", 0
         self._has_begun = False
         self._held = b""
         self._is_let_go = False
@@ -55,13 +68,43 @@ class Forwarding:
         """
         self.waited_from_s, self._read_at_s = self._read_at_s, self._now()
         wire = self._wire
+        self._before = None
         out = wire.feed(chunk)
         if wire.done and not self._is_let_go:
             self._held = out
             return False
         if out is chunk and self._has_begun:
+            self._look_for_shortcut()
             return self._put(out, framed)
         return self._put_first(out)
+
+    def shortcut(self, framed: bytes) -> bool:
+        """Forward a chunk that is one more event like those before it; False where it may be another.
+
+        Most events of a stream come this way, and little else happens to them: it is ``take``,
+        ``whole_chunks``, ``Tap.feed`` and the client's ``put`` in one.
+        """
+        before, writer = self._before, self._writer
+        if before is None or writer is None or writer.is_gone or writer.flow.write_paused:
+            return False
+        head = HEADS.get(len(framed))
+        if (
+            head is None
+            or not framed.startswith(head)
+            or not framed.startswith(before, len(head))
+            or not framed.endswith(self._behind)
+            or _is_text(framed, len(head) + len(before), len(framed) - self._behind_bytes) is None
+        ):
+            return False
+        self.waited_from_s, self._read_at_s = self._read_at_s, self._now()
+        writer.write(framed)
+        return True
+
+    def _look_for_shortcut(self) -> None:
+        alike = self._wire.alike
+        if alike is not None:
+            self._before, self._behind = alike[0], alike[1] + _CHUNK_END
+            self._behind_bytes = len(self._behind)
 
     def let_go(self) -> bool:
         """The end may go out; as ``take``."""

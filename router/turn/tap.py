@@ -25,8 +25,9 @@ change what the rest of its event is, so that an event which is alike needs no o
 import json
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from router.engines.whole_chunks import MAX_BYTES
 from router.turn.documents import decode_carried
 from router.turn.reading import EMPTY, Answer, Reading
 from router.turn.splice import Edit, Member, apply, members, objects, removal
@@ -43,8 +44,8 @@ _TOKEN_IDS = frozenset({"token_ids", "prompt_token_ids"})
 _ESCAPED_ASCII = b"\\u00"
 _DONE = b"[DONE]"
 _TEXT_BEGINS = b'"content":"'
-_TEXT = re.compile(rb'[^"\\\x00-\x1f]*+')
-"""A text that needs no escape: it ends neither itself, nor its string, nor its event."""
+TEXT: Final = re.compile(rb'[^"\\\x00-\x1f]*+(?:\\["\\/bfnrt][^"\\\x00-\x1f]*+)*+')
+"""Inside of a JSON string, with short escapes at most: it ends neither its string nor its event."""
 _MAX_LESSONS = 8
 """Streams whose events are never alike are not to be learned from for ever."""
 
@@ -123,6 +124,16 @@ class Tap:
         self._behind_text = b""
 
     @property
+    def alike(self) -> tuple[bytes, bytes] | None:
+        """What is before and behind the text of events that need not be fed: ``TEXT`` between them is plain.
+
+        Of events as large as a chunk may be that passes by the parser. Holds until the next ``feed``.
+        """
+        if self._before_text is None or not self._framer.at_rest or self._max_event_bytes < MAX_BYTES:
+            return None
+        return self._before_text, self._behind_text
+
+    @property
     def saw_content(self) -> bool:
         """Whether an event with generated content (text, reasoning, a tool call) has passed."""
         return self._reading.saw_content
@@ -136,7 +147,7 @@ class Tap:
             begin = self._before_text
             if begin is not None and chunk.startswith(begin) and chunk.endswith(self._behind_text):
                 text_end = len(chunk) - len(self._behind_text)
-                if _TEXT.fullmatch(chunk, len(begin), text_end) is not None:
+                if TEXT.fullmatch(chunk, len(begin), text_end) is not None:
                     return chunk
             if ends_event(chunk) and self._is_plain(chunk):
                 if self._lessons < _MAX_LESSONS:
@@ -174,7 +185,7 @@ class Tap:
         """Take events that are plain for the pattern of those to come."""
         self._lessons += 1
         start = events.find(_TEXT_BEGINS) + len(_TEXT_BEGINS)
-        text = _TEXT.match(events, start) if start >= len(_TEXT_BEGINS) else None
+        text = TEXT.match(events, start) if start >= len(_TEXT_BEGINS) else None
         if text is not None and events.startswith(b'"', text.end()):
             self._before_text, self._behind_text = events[:start], events[text.end() :]
 

@@ -21,7 +21,7 @@ from router.settings import Settings
 from router.sim.engine import SimEngine
 from router.sim.upstream import SimUpstream
 from router.telemetry.facts import Facts
-from router.turn.context import Context, no_key
+from router.turn.context import ChunkWriter, Context, no_key
 from router.turn.handle import Lifetime
 from router.turn.relay import Relay
 from router.turn.release import Releases
@@ -43,6 +43,7 @@ class RecordingClient:
     started: bool = False
     left: bool = False
     has_all: bool = False
+    chunk_writer: ChunkWriter | None = None
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     body: bytearray = field(default_factory=bytearray)
