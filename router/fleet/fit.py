@@ -11,6 +11,8 @@ from typing import Final
 
 PRIOR_TOKENS: Final = (500.0, 20_000.0)
 """Where the prior line's two points lie: about the shortest and longest prompts of a conversation."""
+_POINTS: Final = PRIOR_TOKENS[0] + PRIOR_TOKENS[1]
+_SQUARES: Final = PRIOR_TOKENS[0] ** 2 + PRIOR_TOKENS[1] ** 2
 CLIP: Final = 4.0
 """An observation counts as at most so many times what was expected, and at least its inverse.
 
@@ -54,8 +56,14 @@ class Fit:
     def observe(self, tokens: float, seconds: float, now_s: float) -> None:
         """Take in that ``tokens`` took ``seconds``."""
         self.age(now_s)
-        expected_s = max(self.line.at(tokens), CLIP_FLOOR_S)
-        seconds = min(max(seconds, expected_s / CLIP), expected_s * CLIP)
+        # Several times for every turn, so without calls that can be done without.
+        expected_s = self.line.fixed_s + self.line.token_s * tokens
+        if expected_s < CLIP_FLOOR_S:
+            expected_s = CLIP_FLOOR_S
+        if seconds < expected_s / CLIP:
+            seconds = expected_s / CLIP
+        elif seconds > expected_s * CLIP:
+            seconds = expected_s * CLIP
         self.weight += 1.0
         self._x += tokens
         self._y += seconds
@@ -65,13 +73,17 @@ class Fit:
 
     def age(self, now_s: float) -> None:
         """Let observations lose weight up to now. The line itself moves with the next ``refresh``."""
-        factor = 0.5 ** (max(now_s - self._at_s, 0.0) / self.half_life_s) if self.weight else 1.0
-        self._at_s = max(now_s, self._at_s)
-        self.weight *= factor
-        self._x *= factor
-        self._y *= factor
-        self._xx *= factor
-        self._xy *= factor
+        passed_s = now_s - self._at_s
+        if passed_s <= 0.0:
+            return
+        self._at_s = now_s
+        if self.weight:
+            factor = 0.5 ** (passed_s / self.half_life_s)
+            self.weight *= factor
+            self._x *= factor
+            self._y *= factor
+            self._xx *= factor
+            self._xy *= factor
 
     def refresh(self, prior: Line, now_s: float) -> None:
         """The line as it is by now, on another prior: that of all nodes of its kind."""
@@ -80,15 +92,21 @@ class Fit:
         self._solve()
 
     def _solve(self) -> None:
-        weight, x, y, xx, xy = self.weight, self._x, self._y, self._xx, self._xy
-        scale = self._scale()
-        for tokens in PRIOR_TOKENS:
-            half, seconds = self.prior_weight / 2, scale * self.prior.at(tokens)
-            weight += half
-            x += half * tokens
-            y += half * seconds
-            xx += half * tokens * tokens
-            xy += half * tokens * seconds
+        """The line through all observations, and through the prior's two points at their level."""
+        fixed_s, token_s = self.prior.fixed_s, self.prior.token_s
+        own, half, scale = self.weight, self.prior_weight / 2, 1.0
+        if own:
+            # How much slower than the prior they are: its shape is kept, its level is theirs.
+            own_s = 2 * half * (fixed_s + token_s * (self._x / own))
+            expected_s = own_s + fixed_s * own + token_s * self._x
+            if expected_s > 0.0:
+                scale = (own_s + self._y) / expected_s
+        level = half * scale
+        weight = own + 2 * half
+        x = self._x + half * _POINTS
+        xx = self._xx + half * _SQUARES
+        y = self._y + level * (2 * fixed_s + _POINTS * token_s)
+        xy = self._xy + level * (_POINTS * fixed_s + _SQUARES * token_s)
         token_s = (weight * xy - x * y) / (weight * xx - x * x)
         fixed_s = (y - token_s * x) / weight
         if token_s < 0.0:
@@ -96,14 +114,6 @@ class Fit:
         elif fixed_s < 0.0:
             token_s, fixed_s = xy / xx, 0.0
         self.line = Line(fixed_s, token_s)
-
-    def _scale(self) -> float:
-        """How much slower than the prior the observations are: its shape is kept, its level is theirs."""
-        if not self.weight:
-            return 1.0
-        own_s = self.prior_weight * self.prior.at(self._x / self.weight)
-        expected_s = own_s + self.prior.fixed_s * self.weight + self.prior.token_s * self._x
-        return (own_s + self._y) / expected_s if expected_s > 0.0 else 1.0
 
 
 @dataclass(slots=True)
@@ -122,7 +132,11 @@ class Mean:
         return (self.prior * self.prior_weight + self._sum) / (self.prior_weight + self._weight)
 
     def observe(self, value: float, now_s: float, weight: float = 1.0) -> None:
-        factor = 0.5 ** (max(now_s - self._at_s, 0.0) / self.half_life_s) if self._weight else 1.0
-        self._at_s = max(now_s, self._at_s)
-        self._sum = self._sum * factor + value * weight
-        self._weight = self._weight * factor + weight
+        passed_s = now_s - self._at_s
+        if passed_s > 0.0:
+            self._at_s = now_s
+            factor = 0.5 ** (passed_s / self.half_life_s)
+            self._sum *= factor
+            self._weight *= factor
+        self._sum += value * weight
+        self._weight += weight

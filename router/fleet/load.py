@@ -51,7 +51,7 @@ PROPORTION_TOKENS: Final = 4_000.0
 
 def load_step(legs: int) -> int:
     """The class of a decode node's load: 0 to 3 open legs, to 15, to 63, to 255, more."""
-    return min(max(legs, 0).bit_length() - 1, 2 * LOAD_STEPS - 1) // 2 if legs > 3 else 0
+    return min(legs.bit_length() - 1, 2 * LOAD_STEPS - 1) // 2 if legs > 3 else 0
 
 
 class PrefillLoad(NamedTuple):
@@ -144,12 +144,16 @@ class _Open:
             self.peak_before = self.legs if late else self.peak
             self.peak, self.window_s = self.legs, now_s
         self.legs += by
-        self.peak = max(self.peak, self.legs)
+        if self.legs > self.peak:
+            self.peak = self.legs
 
     def foreign(self, node: Node) -> int:
         """Requests on a node that are not ours, from what its last probe counted."""
-        counted = (node.engine.running or 0) + (node.engine.waiting or 0)
-        return max(counted - max(self.peak, self.peak_before), 0) if counted else 0
+        engine = node.engine
+        if not (engine.running or engine.waiting):
+            return 0
+        counted = (engine.running or 0) + (engine.waiting or 0)
+        return max(counted - max(self.peak, self.peak_before), 0)
 
 
 @dataclass(slots=True)
@@ -164,15 +168,19 @@ class _Prefill:
 
     def load(self, node: Node, mean_tokens: float, now_s: float, *, is_measured: bool) -> PrefillLoad:
         line, legs = self.compute.line, self.open.legs
-        others = max(node.in_flight - legs, 0) + self.open.foreign(node)
+        others = self.open.foreign(node)
+        if node.in_flight > legs:
+            others += node.in_flight - legs
         tokens = self.tokens + others * mean_tokens
         queue_s = 0.0
         if legs or others:
             head_s = line.fixed_s + line.token_s * tokens / (legs + others)
             since_s = now_s - self.head_s if legs else 0.0
-            queue_s = (legs + others) * line.fixed_s + line.token_s * tokens - min(since_s, head_s)
-            # Who has been silent for far too long is expected to be so for as long again.
-            queue_s = max(queue_s, 0.0) + max(since_s - OVERDUE * head_s - OVERDUE_S, 0.0)
+            done_s = since_s if since_s < head_s else head_s
+            queue_s = max((legs + others) * line.fixed_s + line.token_s * tokens - done_s, 0.0)
+            overdue_s = since_s - OVERDUE * head_s - OVERDUE_S
+            if overdue_s > 0.0:
+                queue_s += overdue_s  # who is silent for far too long is expected to be so for as long again
         return PrefillLoad(line, self.move.line, queue_s, tokens, self.kept.value, is_measured)
 
 
@@ -185,16 +193,17 @@ class _Decode:
     kept: Mean = field(default_factory=lambda: Mean(1.0))
 
     def load(self, node: Node) -> DecodeLoad:
-        legs = max(self.open.legs, node.in_flight) + self.open.foreign(node)
+        ours = self.open.legs if self.open.legs > node.in_flight else node.in_flight
+        legs = ours + self.open.foreign(node)
         slowdown = self.slow[load_step(legs)].value
         return DecodeLoad(self.deliver.line, self.compute.line, legs, slowdown, self.kept.value)
 
     def first_byte(self, legs: int, tokens: int, seconds: float, now_s: float, *, fit: Fit) -> None:
-        step = load_step(legs)
-        if step:  # the lowest step is what the others are measured by
+        slow = self.slow[load_step(legs)]
+        if slow is not self.slow[0]:  # the lowest step is what the others are measured by
             expected_s = max(fit.line.at(tokens), 1e-3)
-            self.slow[step].observe(min(max(seconds / expected_s, 0.5), 10.0), now_s)
-        fit.observe(tokens, seconds / self.slow[step].value, now_s)
+            slow.observe(min(max(seconds / expected_s, 0.5), 10.0), now_s)
+        fit.observe(tokens, seconds / slow.value, now_s)
 
 
 class _Prefilling:
@@ -293,19 +302,20 @@ class Load:
 
     def prefilled(self, leg: PrefillLeg, *, computed_tokens: int, moved_tokens: int) -> None:
         """A leg that ended well computed so many tokens, and read so many from a decode node."""
-        node, computed, now_s = self._prefill(leg.key), max(computed_tokens, 1), leg.ended_s
+        node, now_s = self._prefill(leg.key), leg.ended_s
+        computed = computed_tokens if computed_tokens > 1 else 1
         self._leg_tokens.observe(computed, now_s)
         if moved_tokens > 0:
             if leg.found_empty:
-                moved_s = now_s - leg.sent_s - node.compute.line.at(computed)
-                for fit in (node.move, self._move):
-                    fit.observe(moved_tokens, max(moved_s, 0.0), now_s)
+                moved_s = max(now_s - leg.sent_s - node.compute.line.at(computed), 0.0)
+                node.move.observe(moved_tokens, moved_s, now_s)
+                self._move.observe(moved_tokens, moved_s, now_s)
                 return
             if leg.head_s < leg.sent_s + node.move.line.at(moved_tokens):
                 return  # whether it waited for its tokens or for others' cannot be told
         service_s = now_s - max(leg.sent_s, leg.head_s)
-        for fit in (node.compute, self._compute):
-            fit.observe(computed, service_s, now_s)
+        node.compute.observe(computed, service_s, now_s)
+        self._compute.observe(computed, service_s, now_s)
         # The first ones set the level of all that is not measured yet.
         self._is_new = self._is_new or self._compute.weight < NEW
 
