@@ -58,8 +58,7 @@ class Fit:
         self.age(now_s)
         # Several times for every turn, so without calls that can be done without.
         expected_s = self.line.fixed_s + self.line.token_s * tokens
-        if expected_s < CLIP_FLOOR_S:
-            expected_s = CLIP_FLOOR_S
+        expected_s = expected_s if expected_s > CLIP_FLOOR_S else CLIP_FLOOR_S
         if seconds < expected_s / CLIP:
             seconds = expected_s / CLIP
         elif seconds > expected_s * CLIP:

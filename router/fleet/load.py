@@ -144,8 +144,7 @@ class _Open:
             self.peak_before = self.legs if late else self.peak
             self.peak, self.window_s = self.legs, now_s
         self.legs += by
-        if self.legs > self.peak:
-            self.peak = self.legs
+        self.peak = self.legs if self.legs > self.peak else self.peak
 
     def foreign(self, node: Node) -> int:
         """Requests on a node that are not ours, from what its last probe counted."""

@@ -3,7 +3,12 @@
 A module of their own, because classes of msgspec cannot be compiled (`docs/decisions/0003-compiled.md`).
 """
 
+from typing import TypeAlias
+
 import msgspec
+
+Unread: TypeAlias = msgspec.Raw | msgspec.UnsetType
+"""A member as raw JSON; what is not there costs nothing."""
 
 
 class Choice(msgspec.Struct, gc=False):
@@ -13,16 +18,31 @@ class Choice(msgspec.Struct, gc=False):
     finish_reason: str | None = None
     text: str | None = None
     delta: dict[str, msgspec.Raw] | None = None
-    token_ids: msgspec.Raw = msgspec.Raw()
-    prompt_token_ids: msgspec.Raw = msgspec.Raw()
 
 
 class Document(msgspec.Struct, gc=False):
     """A streamed event, or a whole body."""
 
     choices: list[Choice] | None = None
-    error: msgspec.Raw = msgspec.Raw()
-    usage: msgspec.Raw = msgspec.Raw()
+    error: Unread = msgspec.UNSET
+    usage: Unread = msgspec.UNSET
+    kv_transfer_params: Unread = msgspec.UNSET
+
+
+class ChoiceOfIds(Choice, gc=False):
+    """A choice with its token ids."""
+
+    token_ids: msgspec.Raw = msgspec.Raw()
+    prompt_token_ids: msgspec.Raw = msgspec.Raw()
+
+
+class DocumentOfIds(msgspec.Struct, gc=False):
+    """The same for who reads token ids as well."""
+
+    choices: list[ChoiceOfIds] | None = None
+    error: Unread = msgspec.UNSET
+    usage: Unread = msgspec.UNSET
+    kv_transfer_params: Unread = msgspec.UNSET
     prompt_token_ids: msgspec.Raw = msgspec.Raw()
 
 
@@ -40,13 +60,7 @@ class TokensUsed(msgspec.Struct):
     prompt_tokens_details: PromptDetails | None = None
 
 
-class Carried(msgspec.Struct, gc=False):
-    """The one member that a prefill leg's answer is read for."""
-
-    kv_transfer_params: msgspec.Raw = msgspec.Raw()
-
-
 decode = msgspec.json.Decoder(Document).decode
+decode_with_ids = msgspec.json.Decoder(DocumentOfIds).decode
 decode_usage = msgspec.json.Decoder(TokensUsed).decode
 decode_ids = msgspec.json.Decoder(list[int]).decode
-decode_carried = msgspec.json.Decoder(Carried).decode

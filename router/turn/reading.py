@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from router.turn.documents import decode, decode_ids, decode_usage
+from router.turn.documents import DocumentOfIds, decode, decode_ids, decode_usage, decode_with_ids
 
 TokenIds: TypeAlias = "array[int]"
 """Token ids as `array("I")`, four bytes each: cheap to keep, compare and digest."""
@@ -70,6 +70,8 @@ class Seen(NamedTuple):
     id_lists: int
     ends: bool = False
     """Whether a choice says why it has ended."""
+    params: bytes | None = None
+    """Its ``kv_transfer_params``, where they are not null; of several, the last."""
 
 
 # A RecursionError: nesting that is deeper than the parser's stack.
@@ -83,6 +85,7 @@ class Reading:
     """
 
     __slots__ = (
+        "_answer",
         "_answer_token_ids",
         "_error",
         "_finish_reasons",
@@ -98,6 +101,7 @@ class Reading:
 
     def __init__(self, *, lift_token_ids: bool) -> None:
         self._lift_token_ids = lift_token_ids
+        self._answer: Answer | None = None
         self._several_choices = False
         self._finish_reasons: dict[int, str] = {}
         self._prompt_token_ids: TokenIds | None = None
@@ -110,42 +114,65 @@ class Reading:
         self.unreadable = 0
 
     def read(self, data: bytes) -> Seen:
-        """Reads one JSON document of the answer."""
+        """Reads one JSON document of the answer. Members for token ids are counted where they are lifted."""
+        self._answer = None
         try:
-            document = decode(data)
+            document = decode_with_ids(data) if self._lift_token_ids else decode(data)
         except _NOT_READ:
             self.unreadable += 1
             self._gap = True
             return Seen(content=False, id_members=0, id_lists=0)
-        if (error := bytes(document.error)) not in EMPTY:
+        params: bytes | None = None
+        if document.error is not msgspec.UNSET and (error := bytes(document.error)) not in EMPTY:
             self._error = error
-        if (usage := bytes(document.usage)) not in EMPTY:
+        if document.usage is not msgspec.UNSET and (usage := bytes(document.usage)) not in EMPTY:
             self._usage = _usage(usage) or self._usage
-        ids = [bytes(document.prompt_token_ids)]
-        self._read_prompt(ids[0])
+        if document.kv_transfer_params is not msgspec.UNSET:
+            params = bytes(document.kv_transfer_params)
+            params = None if params == b"null" else params
         any_content = ends = False
         for choice in document.choices or ():
-            content = bool(choice.text) or (choice.delta is not None and _has_content(choice.delta))
-            any_content = any_content or content
-            prompt_ids, answer_ids = bytes(choice.prompt_token_ids), bytes(choice.token_ids)
-            ids += (prompt_ids, answer_ids)
+            if choice.text or (choice.delta is not None and _has_content(choice.delta)):
+                any_content = True
             index = choice.index or 0
             if choice.finish_reason:
                 self._finish_reasons[index] = choice.finish_reason
                 ends = True
             if index:
                 self._several_choices = True
-            else:
-                self._read_prompt(prompt_ids)
-                self._read_answer(answer_ids, content=content)
-        self.saw_content = self.saw_content or any_content
-        present = len(ids) - ids.count(b"")
-        return Seen(any_content, present, present - ids.count(b"null"), ends)
+        if any_content:
+            self.saw_content = True
+        if isinstance(document, DocumentOfIds):
+            present, lists = self._read_ids(document)
+            return Seen(any_content, present, lists, ends, params)
+        return Seen(any_content, 0, 0, ends, params)
 
     def answer(self) -> Answer:
         """What has been read so far."""
+        if self._answer is None or self._answer.params is not self._params_of_one():
+            self._answer = self._told()
+        return self._answer
+
+    def _params_of_one(self) -> bytes | None:
+        return None if self._several_choices else self.params
+
+    def _read_ids(self, document: DocumentOfIds) -> tuple[int, int]:
+        """Takes the token ids; how many members for them there are, and how many are not null."""
+        ids = [bytes(document.prompt_token_ids)]
+        self._read_prompt(ids[0])
+        for choice in document.choices or ():
+            prompt_ids, answer_ids = bytes(choice.prompt_token_ids), bytes(choice.token_ids)
+            ids += (prompt_ids, answer_ids)
+            if not choice.index:
+                content = bool(choice.text) or (choice.delta is not None and _has_content(choice.delta))
+                self._read_prompt(prompt_ids)
+                self._read_answer(answer_ids, content=content)
+        present = len(ids) - ids.count(b"")
+        return present, present - ids.count(b"null")
+
+    def _told(self) -> Answer:
         return Answer(
-            params=None if self._several_choices else self.params,
+            params=self._params_of_one(),
             several_choices=self._several_choices,
             finish_reasons=tuple(reason for _, reason in sorted(self._finish_reasons.items())),
             prompt_token_ids=self._prompt_token_ids,
@@ -156,7 +183,7 @@ class Reading:
         )
 
     def _read_answer(self, value: bytes, *, content: bool) -> None:
-        if self._gap or not self._lift_token_ids:
+        if self._gap:
             return
         try:
             ids = _ids(value)
@@ -172,7 +199,7 @@ class Reading:
             self._answer_token_ids.extend(ids)
 
     def _read_prompt(self, value: bytes) -> None:
-        if self._lift_token_ids and self._prompt_token_ids is None:
+        if self._prompt_token_ids is None:
             try:
                 self._prompt_token_ids = _ids(value)
             except ValueError:
@@ -180,7 +207,10 @@ class Reading:
 
 
 def _has_content(delta: dict[str, msgspec.Raw]) -> bool:
-    return any(key != "role" and bytes(value) not in EMPTY for key, value in delta.items())
+    for key, value in delta.items():  # noqa: SIM110 - without a generator's frame
+        if key != "role" and bytes(value) not in EMPTY:
+            return True
+    return False
 
 
 def _usage(raw: bytes) -> Usage | None:

@@ -56,6 +56,9 @@ class Event(NamedTuple):
         """Start and end in `raw` of the value of each `data` line; joined with LF they are the event's
         data."""
         raw, at = self
+        size = len(raw)
+        if not at and raw.startswith(b"data: ") and raw.find(b"\n") == size - 2 and raw.find(b"\r") < 0:
+            return [(6, size - 2)]  # as engines write nearly all of them: one line of data, and a blank one
         spans: list[tuple[int, int]] = []
         while (line_end := _LINE_END.search(raw, at)) is not None:
             end = line_end.start()
@@ -112,15 +115,15 @@ class Framer:
                 at = 1
         if self._held:
             at = self._complete_held(chunk, events)
-        while at < len(chunk):
-            start = self._lines_start(chunk, at)
-            end = _event_end(chunk, start, start)
+        size, has_cr = len(chunk), chunk.find(b"\r") >= 0
+        while at < size:
+            start = self._lines_start(chunk, at) if self._at_start else at
+            end = _event_end(chunk, start, start) if has_cr else _plain_event_end(chunk, start)
+            self._check_size((size if end is None else end) - at)
             if end is None:
-                self._check_size(len(chunk) - at)
                 self._held += chunk[at:]
                 break
-            self._check_size(end - at)
-            events.append(Event(chunk if at == 0 and end == len(chunk) else chunk[at:end], start - at))
+            events.append(Event(chunk if at == 0 and end == size else chunk[at:end], start - at))
             self._at_start = False
             at = end
         self._after_cr = not self._held and chunk[-1] == _CR
@@ -163,6 +166,14 @@ def ends_event(chunk: bytes) -> bool:
     True for what servers send (`\\n\\n`, `\\r\\n\\r\\n`); False may also mean that it takes a closer look.
     """
     return chunk.endswith((b"\n\n", b"\r\n\r\n"))
+
+
+def _plain_event_end(buffer: bytes, start: int) -> int | None:
+    """As ``_event_end``, for lines that all end in LF."""
+    if buffer.startswith(b"\n", start):
+        return start + 1
+    end = buffer.find(b"\n\n", start)
+    return None if end < 0 else end + 2
 
 
 def _event_end(buffer: bytes | bytearray, start: int, search_from: int) -> int | None:

@@ -28,7 +28,6 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from router.engines.whole_chunks import MAX_BYTES
-from router.turn.documents import decode_carried
 from router.turn.reading import EMPTY, Answer, Reading
 from router.turn.splice import Edit, Member, apply, members, objects, removal
 from router.turn.sse import DEFAULT_MAX_EVENT_BYTES, Event, Framer, ends_event
@@ -39,6 +38,7 @@ _MESSAGES = "/v1/messages"
 _PARAMS = "kv_transfer_params"
 _PRIVATE = frozenset({_PARAMS, "ec_transfer_params"})
 _PRIVATE_MARK = b"_transfer_params"
+_PARAMS_BEGIN = b'"kv_transfer_params":'
 _COMPACT_IDS = re.compile(rb'(token_ids":)\[[0-9,]*+\]')
 _TOKEN_IDS = frozenset({"token_ids", "prompt_token_ids"})
 _ESCAPED_ASCII = b"\\u00"
@@ -200,7 +200,11 @@ class Tap:
         """Reads the event and gives what the client gets of it; empty if that is nothing."""
         raw = event.raw
         spans = event.data_spans()
-        data = b"\n".join([raw[start:end] for start, end in spans])
+        if len(spans) == 1:
+            start, end = spans[0]
+            data = raw[start:end]
+        else:
+            data = b"\n".join([raw[start:end] for start, end in spans])
         if not data or data.isspace():
             return raw
         if data.startswith(_DONE):
@@ -214,6 +218,11 @@ class Tap:
             hidden, edits = _COMPACT_IDS.subn(rb"\1null", raw)
             if edits == seen.id_lists and raw.count(b"token_ids") == seen.id_members:
                 return hidden
+        if seen.params is not None and (seen.content or seen.ends) and len(spans) == 1:
+            cut = self._cut_of(data, seen.params)
+            if cut is not None:
+                self._reading.params = seen.params
+                return raw[: spans[0][0] + cut[0]] + raw[spans[0][0] + cut[1] :]
         try:
             private = _find_private(data, self._settings, blank=False)
         except ValueError:
@@ -227,6 +236,24 @@ class Tap:
             return b""
         return apply(raw, _in_event(private.edits, spans))
 
+    def _cut_of(self, data: bytes, params: bytes) -> tuple[int, int] | None:
+        """What is to be cut out of a document that holds nothing private but ``params``, written compactly.
+
+        None where that takes a closer look. As ``removal``: a member goes with one comma.
+        """
+        settings = self._settings
+        if settings.expose_params or settings.hide_token_ids:
+            return None
+        value_start = _only_params(data, params)
+        if value_start is None:
+            return None
+        start, end = value_start - len(_PARAMS_BEGIN), value_start + len(params)
+        if data.startswith(b",", end):
+            return start, end + 1
+        if data.startswith(b"}", end) and data.startswith(b",", start - 1):
+            return start - 1, end
+        return None
+
 
 def lift(body: bytes, settings: TapSettings) -> Lifted:
     """Reads a whole (not streamed) answer and takes out what is not for the client.
@@ -234,9 +261,15 @@ def lift(body: bytes, settings: TapSettings) -> Lifted:
     Raises `ValueError` when the body is not a JSON object.
     """
     reading = Reading(lift_token_ids=settings.lift_token_ids)
-    reading.read(body)
+    seen = reading.read(body)
     if not reading.unreadable and not _may_need_edits(body, settings):
         return Lifted(body=body, answer=reading.answer())
+    if seen.params is not None and not (settings.expose_params or settings.hide_token_ids):
+        start = _only_params(body, seen.params)
+        if start is not None:
+            reading.params = seen.params
+            edited = body[:start] + b"null" + body[start + len(seen.params) :]
+            return Lifted(body=edited, answer=reading.answer())
     private = _find_private(body, settings, blank=True)
     reading.params = private.params
     return Lifted(body=apply(body, private.edits) if private.edits else body, answer=reading.answer())
@@ -248,11 +281,10 @@ def read(body: bytes, settings: TapSettings) -> Answer:
     Raises `ValueError` when the body is not a JSON object.
     """
     reading = Reading(lift_token_ids=settings.lift_token_ids)
-    reading.read(body)
+    seen = reading.read(body)
     if reading.unreadable:
         return lift(body, settings).answer
-    params = bytes(decode_carried(body).kv_transfer_params)
-    reading.params = params if params not in (b"", b"null") else None
+    reading.params = seen.params
     return reading.answer()
 
 
@@ -280,6 +312,18 @@ class _Private(NamedTuple):
 
 def _may_hold_params(document: bytes) -> bool:
     return document.find(_PRIVATE_MARK) >= 0 or document.find(_ESCAPED_ASCII) >= 0
+
+
+def _only_params(document: bytes, params: bytes) -> int | None:
+    """Where the value of the one member lies that is private in a document; None where it may be another.
+
+    ``params`` is what a parser read in ``kv_transfer_params`` of the document itself. Where its bytes mention
+    such a name only once, and nothing in them is written with an escape, that is this member.
+    """
+    if document.count(_PRIVATE_MARK) != 1 or document.find(_ESCAPED_ASCII) >= 0:
+        return None
+    start = document.find(_PARAMS_BEGIN) + len(_PARAMS_BEGIN)
+    return start if start >= len(_PARAMS_BEGIN) and document.startswith(params, start) else None
 
 
 def _may_need_edits(document: bytes, settings: TapSettings) -> bool:

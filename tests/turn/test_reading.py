@@ -146,11 +146,32 @@ def test_content_is_anything_generated(delta: dict[str, Any], expected: bool) ->
 
 
 def test_seen_counts_the_members_for_token_ids() -> None:
-    reading = Reading(lift_token_ids=False)
+    reading = Reading(lift_token_ids=True)
     one_list = b'{"prompt_token_ids":null,"choices":[{"token_ids":[1]},{"index":1,"token_ids":null}]}'
     assert reading.read(one_list) == Seen(content=False, id_members=3, id_lists=1)
     two_lists = b'{"choices":[{"prompt_token_ids":[1,2],"token_ids":[]}]}'
     assert reading.read(two_lists) == Seen(content=False, id_members=2, id_lists=2)
+
+
+@pytest.mark.parametrize("lift_token_ids", [True, False])
+def test_seen_tells_the_params_of_the_document_itself(lift_token_ids: bool) -> None:
+    reading = Reading(lift_token_ids=lift_token_ids)
+    assert reading.read(b'{"choices":[],"kv_transfer_params":{"a": 1}}').params == b'{"a": 1}'
+    assert reading.read(b'{"kv_transfer_params":{},"kv_transfer_params":[2]}').params == b"[2]"
+    assert reading.read(b'{"choices":[{"kv_transfer_params":{}}],"kv_transfer_params":null}').params is None
+
+
+def test_an_answer_is_made_again_once_more_was_read() -> None:
+    reading = Reading(lift_token_ids=False)
+    reading.read(b'{"choices":[{"finish_reason":"stop"}]}')
+    first = reading.answer()
+    assert reading.answer() is first
+    reading.params = b"{}"
+    assert reading.answer().params == b"{}"
+    reading.read(b'{"choices":[{"index":1,"finish_reason":"length"}]}')
+    assert reading.answer().finish_reasons == ("stop", "length")
+    assert reading.answer().params is None
+    assert first.params is None
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.turn.splice import drop, put
 from router.turn.sse import EventTooLarge
 from router.turn.tap import Tap, TapEnd, TapSettings, error_event, lift
 
@@ -243,6 +244,30 @@ def test_a_deep_event_is_searched_too() -> None:
     assert forwarded == event(b'{"x":' + deep + b"}")
     assert end.answer.params == HANDLE
     assert end.answer.unreadable == 1
+
+
+_NAMES = st.sampled_from(["id", "model", "error_text", "note", "kv_transfer_param", "ec_transfer_params"])
+_TEXTS = st.sampled_from(
+    ["", "a", 'say "kv_transfer_params":{}', "é, }", "\\u006bv_transfer_params", "[DONE]"]
+)
+_MEMBERS = st.dictionaries(_NAMES, st.one_of(st.none(), st.integers(), _TEXTS, st.lists(_TEXTS, max_size=2)))
+
+
+@given(_MEMBERS, _MEMBERS, st.dictionaries(_TEXTS, _TEXTS), st.sampled_from([(",", ":"), (", ", ": ")]))
+def test_the_handle_is_cut_as_splicing_cuts_it(
+    before: dict[str, Any], behind: dict[str, Any], params: dict[str, Any], separators: tuple[str, str]
+) -> None:
+    """Wherever it stands among other members, and whatever those and the handle itself say."""
+    choices = {"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}]}
+    whole = {**before, **choices, "kv_transfer_params": params, **behind}
+    document = json.dumps(whole, ensure_ascii=False, separators=separators).encode()
+    forwarded, end = run(event(document) + DONE)
+    private = [name for name in ("kv_transfer_params", "ec_transfer_params") if whole.get(name) is not None]
+    assert forwarded == event(drop(document, private)) + DONE
+    assert json.loads(end.answer.params or b"") == params
+    lifted = lift(document, PLAIN)
+    assert lifted.body == put(document, dict.fromkeys(private, b"null"))
+    assert lifted.answer.params == end.answer.params
 
 
 @pytest.mark.parametrize(
