@@ -244,6 +244,8 @@ class Router:
         finally:
             await context.ledger.close()
             await context.upstream.close()
+            if self.shared is not None:
+                self.shared.pour()
             if self.close_spans is not None:
                 await asyncio.to_thread(self.close_spans)
 
@@ -328,7 +330,7 @@ def build(settings: Settings, *, upstream: Upstream | None = None) -> Router:
     if settings.admin_port is not None:
         facts.subscribe(router.live)
     # A node that has come back may have room for those who wait.
-    facts.subscribe(lambda fact: admission.look() if isinstance(fact, NodeChanged) else None)
+    facts.subscribe(lambda _: admission.look(), NodeChanged)
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
     state = StateCollector(
@@ -342,6 +344,6 @@ def build(settings: Settings, *, upstream: Upstream | None = None) -> Router:
     pins = PinCollector(releasing.state, lambda: len(context.releases), context.gaps)
     registry.register(pins)
     if settings.workers > 1 and shared_metrics.shared():
-        router.shared = SharedMetrics((state, pins, ProcessCollector(registry=None)))
+        router.shared = SharedMetrics((state, pins, ProcessCollector(registry=None)), metrics.pour)
     build_info(registry, __version__, settings.verify)
     return router

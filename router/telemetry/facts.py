@@ -345,18 +345,27 @@ Subscriber = Callable[[Fact], None]
 class Facts:
     """The one place where facts are published."""
 
-    __slots__ = ("_on_error", "_subscribers")
+    __slots__ = ("_by_kind", "_on_error", "_subscribers")
 
     def __init__(self, on_error: Callable[[Exception], None] | None = None) -> None:
-        self._subscribers: list[Subscriber] = []
+        self._subscribers: list[tuple[Subscriber, tuple[type[Fact], ...]]] = []
+        self._by_kind: dict[type[Fact], tuple[Subscriber, ...]] = {}
+        """Who hears facts of a kind, as far as such have been published."""
         self._on_error = on_error
 
-    def subscribe(self, subscriber: Subscriber) -> None:
-        self._subscribers.append(subscriber)
+    def subscribe(self, subscriber: Subscriber, *kinds: type[Fact]) -> None:
+        """Have ``subscriber`` called with every fact, or with those of the kinds that are named."""
+        self._subscribers.append((subscriber, kinds))
+        self._by_kind.clear()
 
     def publish(self, fact: Fact) -> None:
-        """Tell every subscriber, in order of subscription; never raises."""
-        for subscriber in self._subscribers:
+        """Tell every subscriber of such facts, in order of subscription; never raises."""
+        kind = type(fact)
+        subscribers = self._by_kind.get(kind)
+        if subscribers is None:
+            subscribers = tuple(one for one, kinds in self._subscribers if not kinds or kind in kinds)
+            self._by_kind[kind] = subscribers
+        for subscriber in subscribers:
             try:
                 subscriber(fact)
             except Exception as error:

@@ -51,16 +51,20 @@ class FactLog:
 
 
 def _level(fact: Fact) -> int:
+    if isinstance(fact, HandleFact):
+        return logging.DEBUG  # the most frequent by far, with the next
+    if isinstance(fact, TurnEnded):
+        return logging.WARNING if fact.ended_by is EndedBy.FAULT else logging.INFO
     match fact:
         case LedgerFailed(asked=False):
             return logging.DEBUG  # each turn would say again what the change of the store has said
-        case TurnEnded(ended_by=EndedBy.FAULT) | LegFailed() | LedgerFailed() | DiscoveryFailed():
+        case LegFailed() | LedgerFailed() | DiscoveryFailed():
             return logging.WARNING
         case StoreChanged(up=False):
             return logging.WARNING
         case PromptMismatch() | TaskFailed():
             return logging.ERROR
-        case HandleFact() | UsageAfterRelease():
+        case UsageAfterRelease():
             return logging.DEBUG
         case _:
             return logging.INFO

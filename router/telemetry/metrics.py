@@ -31,6 +31,7 @@ from router.telemetry.facts import (
     UsageAfterRelease,
 )
 from router.telemetry.shared_metrics import shared
+from router.telemetry.tally import Tally, TurnKind, Turns
 
 # The buckets of vLLM's own time_to_first_token_seconds and e2e_request_latency_seconds (vllm/v1/metrics), so
 # that both can be laid over each other.
@@ -73,10 +74,17 @@ class _Series(Generic[_M]):
         self._known.clear()
 
 
-class Metrics:
-    """Counts facts. ``registry`` is the router's own, so that two routers in one process do not mix."""
+class Metrics(Collector):
+    """Counts facts. ``registry`` is the router's own, so that two routers in one process do not mix.
+
+    Turns and handles are added up (``router.telemetry.tally``) until the registry is read. Where processes
+    share their figures nobody reads it: ``pour`` is then called now and then, and at the end.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self._tally = Tally()
+        registry.register(self)  # before all series, so that it comes first when they are read
+
         def counter(name: str, text: str, *labels: str) -> _Series[Counter]:
             return _Series(Counter(f"boomerang_{name}", text, labels, registry=registry))
 
@@ -188,10 +196,7 @@ class Metrics:
             case TurnEnded():
                 self._turn(fact)
             case HandleFact():
-                self._handles.of(fact.outcome, fact.detail).inc()
-                self._handle_tokens.of(fact.outcome).inc(fact.tokens)
-                if fact.parted is not None:
-                    self._divergences.of(fact.parted, fact.outcome).inc()
+                self._tally.handle(fact)
             case RequestRefused():
                 self._refusals.of(fact.code).inc()
             case LegFailed():
@@ -237,34 +242,54 @@ class Metrics:
             for metric in (self._leg_failures, self._mismatches, self._ejections, self._release_checks):
                 metric.forget(fact.node)
 
+    def collect(self) -> list[Metric]:
+        """Called at each scrape, before the series are read: tell them what was only added up so far."""
+        self.pour()
+        return []
+
+    def pour(self) -> None:
+        """Tell the series of all turns and handles until now."""
+        tally, self._tally = self._tally, Tally()
+        for kind, turns in tally.turns.items():
+            self._tell(kind, turns)
+        for (outcome, detail, parted), handles in tally.handles.items():
+            self._handles.of(outcome, detail).inc(handles.handles)
+            self._handle_tokens.of(outcome).inc(handles.tokens)
+            if parted is not None:
+                self._divergences.of(parted, outcome).inc(handles.handles)
+
     def _turn(self, turn: TurnEnded) -> None:
-        plan = turn.plan
-        self._turns.of(plan, turn.reason, turn.ended_by).inc()
-        self._answers.of(turn.endpoint, str(turn.status)).inc()
         if turn.ended_by is EndedBy.CLIENT:
             self._departures.of(turn.phase).inc()
-        if turn.prompt_tokens:
-            self._prompt_tokens.of(plan).inc(turn.prompt_tokens)
+        if self._tally.turn(turn):
+            self.pour()
+
+    def _tell(self, kind: TurnKind, turns: Turns) -> None:
+        plan, reason, ended_by, endpoint, status, stream = kind
+        self._turns.of(plan, reason, ended_by).inc(turns.turns)
+        self._answers.of(endpoint, str(status)).inc(turns.turns)
+        if turns.prompts:
+            self._prompt_tokens.of(plan).inc(turns.prompt_tokens)
             # Of a prompt whose length nobody told there is no share either.
-            self._reused_tokens.of(plan).inc(turn.reused_tokens or 0)
-            self._moved_tokens.of(plan).inc(turn.moved_tokens or 0)
-        if turn.completion_tokens:
-            self._completion_tokens.of(plan).inc(turn.completion_tokens)
-        if turn.first_byte_s is not None:
-            self._first_byte.of(plan, _yes(turn.stream)).observe(turn.first_byte_s)
-        self._turn_s.of(plan).observe(turn.total_s)
-        once = ((self._wait, turn.waited_s), (self._verify, turn.verify_s), (self._gap, turn.gap_s))
-        for plain, value in once:
-            if value is not None:
-                plain.of().observe(value)
+            self._reused_tokens.of(plan).inc(turns.reused_tokens)
+            self._moved_tokens.of(plan).inc(turns.moved_tokens)
+        if turns.completion_tokens:
+            self._completion_tokens.of(plan).inc(turns.completion_tokens)
         timed = (
-            (self._prefill, turn.prefill_s),
-            (self._decode, turn.decode_s),
-            (self._estimates, turn.estimate_ratio),
+            (self._first_byte, (plan, _yes(stream)), turns.first_byte_s),
+            (self._turn_s, (plan,), turns.total_s),
+            (self._wait, (), turns.waited_s),
+            (self._verify, (), turns.verify_s),
+            (self._gap, (), turns.gap_s),
+            (self._prefill, (plan,), turns.prefill_s),
+            (self._decode, (plan,), turns.decode_s),
+            (self._estimates, (plan,), turns.estimate_ratio),
         )
-        for by_plan, value in timed:
-            if value is not None:
-                by_plan.of(plan).observe(value)
+        for histogram, labels, values in timed:
+            if values:
+                observe = histogram.of(*labels).observe
+                for value in values:
+                    observe(value)
 
 
 def _yes(said: bool) -> str:  # noqa: FBT001 - the value of a label

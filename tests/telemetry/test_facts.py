@@ -46,6 +46,24 @@ def test_every_subscriber_hears_every_fact_in_order() -> None:
     assert heard == [(name, fact) for fact in ALL for name in ("one", "two")]
 
 
+def test_who_asks_for_some_kinds_hears_no_others() -> None:
+    facts = Facts()
+    heard: list[tuple[str, Fact]] = []
+    facts.publish(ALL[0])
+    facts.subscribe(lambda fact: heard.append(("some", fact)), NodeChanged, HandleFact)
+    facts.subscribe(lambda fact: heard.append(("all", fact)))
+    for fact in ALL:
+        facts.publish(fact)
+    assert [fact for who, fact in heard if who == "all"] == ALL
+    some = [fact for fact in ALL if isinstance(fact, NodeChanged | HandleFact)]
+    assert [fact for who, fact in heard if who == "some"] == some
+    late: list[Fact] = []
+    facts.subscribe(late.append, HandleFact)
+    facts.publish(ALL[1])
+    facts.publish(ALL[0])
+    assert late == ALL[1:2]
+
+
 def test_nobody_need_listen() -> None:
     Facts().publish(ALL[0])
 

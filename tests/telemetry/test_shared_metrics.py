@@ -36,7 +36,7 @@ registry = CollectorRegistry()
 metrics = Metrics(registry)
 build_info(registry, "1", "auto")
 state = State()
-shared = shared_metrics.SharedMetrics((state,))
+shared = shared_metrics.SharedMetrics((state,), metrics.pour)
 write = lambda: asyncio.run(shared.write())
 """
 
