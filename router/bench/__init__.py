@@ -24,6 +24,9 @@ def _add_overhead(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 64], help="streams at once")
     parser.add_argument("--events", type=int, default=64, help="events of an answer (default: 64)")
     parser.add_argument("--every-ms", type=float, default=10.0, help="time between events (default: 10)")
+    parser.add_argument(
+        "--together", action="store_true", help="all streams begin at the same instant (default: spread)"
+    )
     parser.add_argument("--turns", type=int, default=4, help="turns of each stream in a round (default: 4)")
     parser.add_argument(
         "--history-bytes", type=int, default=8_000, help="size of the first request's history"
@@ -41,7 +44,7 @@ def _add_overhead(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only",
         nargs="+",
-        choices=("direct", "own", "router-verified", "plain", "vllm-router"),
+        choices=("direct", "own", "router-verified", "shared", "workers", "plain", "vllm-router"),
         help="measure only these",
     )
     parser.add_argument("--json", type=Path, help="write all results there")

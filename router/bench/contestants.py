@@ -23,6 +23,8 @@ SHORT: Final = {
     "direct": DIRECT,
     "own": OWN,
     "router-verified": ROUTER_VERIFIED,
+    "shared": SHARED,
+    "workers": WORKERS,
     "plain": PLAIN,
     "vllm-router": RUST,
 }
@@ -110,7 +112,12 @@ def contestants(args: argparse.Namespace, folder: Path) -> Iterator[list[Contest
                 *("--prometheus-port", str(free_port())),
             ]
             stage.add(RUST, int(port), command, "/health")
-        yield [one for one in stage.found if only is None or one.name in only]
+        yield [one for one in stage.found if only is None or _kind(one.name) in only]
+
+
+def _kind(name: str) -> str:
+    """A contestant's name, without how many workers it has."""
+    return WORKERS if name.endswith(WORKERS) else name
 
 
 def _redis(stage: _Stage) -> str:

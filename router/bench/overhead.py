@@ -45,10 +45,11 @@ def measure(one: Contestant, streams: int, number: int, args: argparse.Namespace
     conversations = [
         requests(f"{tag}-{stream:03}", args.turns, args.history_bytes) for stream in range(streams)
     ]
+    over_s = 0.0 if args.together else args.events * args.every_ms / 1e3
     before_s = cpu_s(one.pid) if one.pid is not None else 0.0
     began_s = time.perf_counter()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        seen = runner.run(play(one.origin, conversations, over_s=args.events * args.every_ms / 1e3))
+        seen = runner.run(play(one.origin, conversations, over_s=over_s))
     took_s = time.perf_counter() - began_s
     used_s = (cpu_s(one.pid) if one.pid is not None else 0.0) - before_s
     firsts = [turn.first_s * 1e3 for turn in seen]
@@ -104,12 +105,27 @@ def ratios(results: Sequence[Result]) -> str:
         ]
         if added:
             lines.append(f"{streams:>4} streams, TTFT p99 over direct (one leg), ms: {OWN} {spread(added)}")
+        for mode in (name for name in names if name.endswith(WORKERS)):
+            share = streams // int(mode.split()[1])
+            if values := _each_round(results, streams, mode, SHARED, "cpu_ms", other_streams=share):
+                lines.append(
+                    f"{streams:>4} streams, CPU per turn: {mode} / {SHARED} at {share} = {spread(values)}"
+                )
     return "\n".join(lines)
 
 
-def _each_round(results: Sequence[Result], streams: int, mine: str, other: str, name: str) -> list[float]:
-    """One figure of ``mine`` over that of ``other``, round by round."""
-    theirs = {r.round: getattr(r, name) for r in results if r.name == other and r.streams == streams}
+def _each_round(
+    results: Sequence[Result],
+    streams: int,
+    mine: str,
+    other: str,
+    name: str,
+    *,
+    other_streams: int | None = None,
+) -> list[float]:
+    """One figure of ``mine`` over that of ``other`` (perhaps of fewer streams), round by round."""
+    beside = streams if other_streams is None else other_streams
+    theirs = {r.round: getattr(r, name) for r in results if r.name == other and r.streams == beside}
     own = {r.round: getattr(r, name) for r in results if r.name == mine and r.streams == streams}
     return [own[number] / theirs[number] for number in own if theirs.get(number)]
 

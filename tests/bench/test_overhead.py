@@ -76,3 +76,22 @@ def test_ratios_are_taken_within_each_round() -> None:
     told = ratios([result for own in results.values() for result in own])
     assert "8 streams, CPU per turn: boomerang / vllm-router = 1.25 (0.50–2.00)" in told
     assert "TTFT p99 over direct (one leg), ms: boomerang 2.50 (1.00–4.00)" in told
+
+
+def test_workers_are_told_beside_one_that_has_as_many_streams_as_each() -> None:
+    results = [
+        Result(name, streams, 1, cpu_ms, 1.0, 1.0, 1.0, 1.0, 0.0)
+        for name, streams, cpu_ms in (
+            ("boomerang, shared ledger", 4, 3.0),
+            ("boomerang, shared ledger", 8, 2.0),
+            ("boomerang, 2 workers", 8, 2.4),
+        )
+    ]
+    told = ratios(results)
+    assert (
+        "8 streams, CPU per turn: boomerang, 2 workers / boomerang, shared ledger = 1.20 (1.20–1.20)" in told
+    )
+    assert (
+        "8 streams, CPU per turn: boomerang, 2 workers / boomerang, shared ledger at 4 = 0.80 (0.80–0.80)"
+        in told
+    )
