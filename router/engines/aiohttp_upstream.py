@@ -245,6 +245,7 @@ class _Exchange:
     ) -> aiohttp.ClientResponse:
         if isinstance(request, Request):
             request.on_connection = self._connected
+            request.on_sent = self._call.meanwhile
         self._key = request.connection_key
         return await handler(request)
 

@@ -55,9 +55,10 @@ class Wire(ResponseHandler):
 
 
 class Request(aiohttp.ClientRequest):
-    """A request that tells when it gets a connection."""
+    """A request that tells when it gets a connection, and when it has left."""
 
     on_connection: Callable[[Wire], None] | None = None
+    on_sent: Callable[[], None] | None = None
 
     async def send(self, conn: Connection) -> aiohttp.ClientResponse:
         wire = conn.protocol
@@ -69,7 +70,10 @@ class Request(aiohttp.ClientRequest):
                 # taken for the answer to this request.
                 wire.heard = False
                 raise aiohttp.ClientConnectionResetError("the engine spoke out of turn")
-        return await super().send(conn)
+        response = await super().send(conn)
+        if self.on_sent is not None:
+            self.on_sent()
+        return response
 
 
 class Body(Payload):

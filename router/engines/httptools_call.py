@@ -300,6 +300,8 @@ class OpenCall:
         if call.limits.answer_s is not None:
             due_s = self._loop.time() + call.limits.answer_s
             self._answer_timer = self._loop.call_at(due_s, self._check_answer, due_s, call.limits.answer_s)
+        if call.meanwhile is not None:
+            call.meanwhile()
 
     async def _wait(self) -> None:
         """Until the connection's callbacks have something to tell."""

@@ -91,6 +91,12 @@ class Call:
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes = b""
     limits: Limits = field(default_factory=Limits)
+    meanwhile: Callable[[], None] | None = None
+    """Called once the request has gone to the transport: for what need not be done before that.
+
+    Its answer is on its way meanwhile. Never called where no connection could be had, and at most once. It is
+    not to raise.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,8 @@ class SimUpstream:
         headers = {name.lower(): value for name, value in call.headers}
         self._open[origin] = self._open.get(origin, 0) + 1
         try:
+            if call.meanwhile is not None:
+                call.meanwhile()
             reply = await self._reply(engine, call, headers)
             try:
                 yield SimStream(reply, call)

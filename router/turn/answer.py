@@ -18,12 +18,13 @@ from router.fleet.leg import Leg
 from router.telemetry.facts import EndedBy, LegFailed, LegFault
 from router.turn import reading, sse, tap
 from router.turn.context import Client, Context
+from router.turn.decode_request import Ahead, decode_request
 from router.turn.fault import Faulty, fault_of
 from router.turn.forwarding import ClientStalls, Forwarding
 from router.turn.learn import learn_first_byte, learn_stay
-from router.turn.legs import client_headers, decode_body, engine_headers, stay_body, unsplit_body
+from router.turn.legs import client_headers
 from router.turn.plan import Kind, Plan
-from router.turn.prefill import Prefilled, asks_handle, engine_verified, may_leave_handle
+from router.turn.prefill import Prefilled
 from router.turn.record import Record
 from router.turn.refusal import Refused
 from router.turn.request import Endpoint, Request
@@ -70,6 +71,10 @@ class DecodeLeg:
     client: Client
     remember: Remember
     explain: tuple[tuple[str, str], ...]
+    ahead: Ahead | None
+    """What was made of the request already."""
+    tell_before: Callable[[], None]
+    """Tells what the prefill leg has taught, when that keeps nobody waiting."""
 
     async def run(self) -> None:
         """Send the leg and forward its answer.
@@ -77,32 +82,19 @@ class DecodeLeg:
         Raises UpstreamError and DecodeFailed before the client got anything, and Refused for D's 4xx. After
         the first byte nothing is raised: the stream ends in an error event.
         """
-        request, settings = self.request, self.context.settings
-        node = self.plan.decode
-        lift_ids = self._wants_token_ids()
-        leg_id = self.record.leg_id("d")
-        span = self.record.span("decode", node.key, leg_id)
-        headers = engine_headers(
-            request.headers,
-            leg_id=leg_id,
-            api_key=settings.api_key(),
-            rank=node.rank,
-            traceparent=span.traceparent,
-        )
+        request, settings, node = self.request, self.context.settings, self.plan.decode
+        sent = decode_request(self.context, self.record, self.plan, self.prefilled, self.ahead)
         answer_s = settings.first_token_s if request.stream else settings.decode_s
         # A D that is reached after P's lease reads blocks that are another prompt's by then.
         left_s = self.record.lease_left_s(settings.prefill_lease_s)
         limits = settings.limits(answer_s, connect_within_s=left_s)
-        call = Call("POST", request.target, headers, self._body(lift_ids=lift_ids), limits)
-        tap_settings = tap.TapSettings(
-            lift_token_ids=lift_ids,
-            hide_token_ids=lift_ids and not request.wants_token_ids,
-            expose_params=settings.expose_params,
-        )
+        # A stream's first token is to come soon, and the client waits for it; a whole answer takes its time.
+        meanwhile = None if request.stream else self.tell_before
+        call = Call("POST", request.target, sent.headers, sent.body, limits, meanwhile)
         self.record.decode_sent()
         sent_at_s = self.context.now()
         with (
-            span,
+            sent.span as span,
             self.context.fleet.leg(node.key, peer=self._read_from()) as leg,
             self.context.load.decoding(node.key, self.context.now) as self.record.decode_legs,
             while_expected(leg) as end_watch,
@@ -119,6 +111,12 @@ class DecodeLeg:
                 if encoding not in ("", "identity") and (streamed or is_split):
                     # Nothing private could be taken out of it, and nothing be added.
                     raise self._nonsense(leg, f"an answer in {encoding!r} encoding, which was not asked for")
+                lifts_ids = sent.lifts_ids
+                tap_settings = tap.TapSettings(
+                    lift_token_ids=lifts_ids,
+                    hide_token_ids=lifts_ids and not request.wants_token_ids,
+                    expose_params=settings.expose_params,
+                )
                 if streamed:
                     await self._stream(answer, tap_settings, sent_at_s, leg, end_watch)
                 else:
@@ -128,29 +126,6 @@ class DecodeLeg:
         """The key of the prefill node that D reads from; empty where it reads from none."""
         reads = self.prefilled is not None and self.prefilled.params is not None
         return self.plan.prefill.key if reads and self.plan.prefill is not None else ""
-
-    def _wants_token_ids(self) -> bool:
-        if self.plan.kind is Kind.STAY:
-            return asks_handle(self.plan) and may_leave_handle(self.context, self.request, self.plan)
-        if self.prefilled is None or self.prefilled.params is None:
-            return False  # no handle comes of it
-        return (
-            self.context.settings.answer_tokens
-            and may_leave_handle(self.context, self.request, self.plan)
-            and not engine_verified(self.plan)
-        )
-
-    def _body(self, *, lift_ids: bool) -> bytes:
-        node = self.plan.decode
-        salt = self.context.doubts.salt(node.origin, self.context.fleet.process(node.key))
-        if self.plan.kind is Kind.STAY and asks_handle(self.plan):
-            return stay_body(self.request, want_token_ids=lift_ids, salt=salt)
-        if self.prefilled is None:
-            return unsplit_body(self.request, salt=salt)
-        # The node's own counts where the prefill leg had none: it may be another than was planned then.
-        return decode_body(
-            self.request, self.prefilled.params, want_token_ids=lift_ids, salt=self.prefilled.salt or salt
-        )
 
     async def _refuse(self, answer: AnswerStream) -> None:
         whole = Answer(answer.status, answer.headers, await answer.read())
@@ -215,16 +190,20 @@ class DecodeLeg:
         if chunk is None:
             raise self._nonsense(leg, "a stream without a single byte")
         end_watch()
+        came_s = self.context.now()
         self.record.status = 200
         await self.client.start(200, self._headers(answer.headers, _UNBUFFERED))
-        leg.answered(answer.status)
-        now_s = self.context.now()
-        learn_first_byte(
-            self.context.load, self.plan, self.prefilled,
-            seconds=now_s - sent_at_s, legs=self.record.decode_legs, now_s=now_s,
-        )  # fmt: skip
+        forwarding = Forwarding(self.client, wire, self.record, self.context.now, waited_from_s)
         try:
-            await self._forward(answer, chunk, wire, sent_at_s, waited_from_s)
+            goes_on = forwarding.take(chunk, None)
+            # The client has waited for that, and for no more.
+            self.tell_before()
+            leg.answered(answer.status)
+            learn_first_byte(
+                self.context.load, self.plan, self.prefilled,
+                seconds=came_s - sent_at_s, legs=self.record.decode_legs, now_s=came_s,
+            )  # fmt: skip
+            await self._forward(answer, forwarding, wire, sent_at_s, goes_on=goes_on)
         except (UpstreamError, sse.EventTooLarge) as error:
             # After [DONE] the client has the whole answer, and only the connection ended badly.
             if not wire.done:
@@ -243,11 +222,9 @@ class DecodeLeg:
         await self.client.end()
 
     async def _forward(
-        self, answer: AnswerStream, first: bytes, wire: tap.Tap, sent_at_s: float, waited_from_s: float
+        self, answer: AnswerStream, forwarding: Forwarding, wire: tap.Tap, sent_at_s: float, *, goes_on: bool
     ) -> None:
-        """Forward a stream's events as they come. Raises UpstreamError and EventTooLarge."""
-        forwarding = Forwarding(self.client, wire, self.record, self.context.now, waited_from_s)
-        goes_on = forwarding.take(first, None)
+        """Forward what follows a stream's first piece. Raises UpstreamError and EventTooLarge."""
         while True:
             if forwarding.is_held:
                 await self._remember(Ended(wire.answer(), sent_at_s, forwarding.waited_from_s))

@@ -74,6 +74,7 @@ _NONE_NAMED: Final[frozenset[str]] = frozenset()
 _TRUE: Final = msgspec.Raw(b"true")
 _FALSE: Final = msgspec.Raw(b"false")
 _ONE: Final = msgspec.Raw(b"1")
+_NOTHING: Final = msgspec.Raw(b"")
 
 
 def _salted(members: Members, salt: str | None) -> Members:
@@ -101,13 +102,30 @@ def decode_body(
     request: Request, params: bytes | None, *, want_token_ids: bool, salt: str | None = None
 ) -> bytes:
     """The decode leg's body: the client's own, with P's params, or without any where P gave none."""
+    if params is not None:
+        return with_params(
+            decode_body_up_to_params(request, want_token_ids=want_token_ids, salt=salt), params
+        )
+    return join(_decode_members(request, want_token_ids=want_token_ids, salt=salt))
+
+
+def decode_body_up_to_params(request: Request, *, want_token_ids: bool, salt: str | None = None) -> bytes:
+    """All of the decode leg's body that is known before P has answered; ``with_params`` completes it."""
+    members = _decode_members(request, want_token_ids=want_token_ids, salt=salt)
+    members[PARAMS_FIELD] = _NOTHING
+    return join(members)[:-1]
+
+
+def with_params(body_up_to_params: bytes, params: bytes) -> bytes:
+    """A decode leg's body with P's params, as they came."""
+    return b"".join((body_up_to_params, params, b"}"))
+
+
+def _decode_members(request: Request, *, want_token_ids: bool, salt: str | None) -> Members:
     members = dict(request.members)
     if want_token_ids:
         members["return_token_ids"] = _TRUE
-    members = _salted(members, salt)
-    if params is not None:
-        members[PARAMS_FIELD] = msgspec.Raw(params)
-    return join(members)
+    return _salted(members, salt)
 
 
 def unsplit_body(request: Request, *, salt: str | None = None) -> bytes:

@@ -7,7 +7,9 @@ away, because the decode leg's prompt has to be the identical one.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from router.engines import nixl
 from router.engines.upstream import Answer, Call, NeverSent, UpstreamError
@@ -45,6 +47,14 @@ class Prefilled:
     prompt_tokens: int | None = None
     """As P counts them."""
     timing: PrefillLeg | None = None
+
+
+class Use(NamedTuple):
+    """What became of a handle, as ``Custody.tell`` takes it."""
+
+    outcome: Outcome
+    tokens: int
+    detail: str
 
 
 class PrefillFailed(Faulty):
@@ -96,9 +106,16 @@ def may_leave_handle(context: Context, request: Request, plan: Plan) -> bool:
 
 
 async def prefill(
-    context: Context, record: Record, plan: Plan, reuse: Reuse, custody: Custody, *, salt: str | None
+    context: Context,
+    record: Record,
+    plan: Plan,
+    reuse: Reuse,
+    custody: Custody,
+    *,
+    salt: str | None,
+    meanwhile: Callable[[], None] | None = None,
 ) -> Prefilled:
-    """Run one prefill leg.
+    """Run one prefill leg; ``meanwhile`` as in its ``Call``.
 
     Raises NeverSent (nothing was sent, the handle is still in custody), Refused (P's 4xx), PrefillFailed,
     and PromptDiffers. After any but the first the handle, if one was sent, is used up.
@@ -119,7 +136,7 @@ async def prefill(
         traceparent=span.traceparent,
     )
     overdue_s = settings.pull_s if reuse.tokens else settings.prefill_s
-    call = Call("POST", request.target, headers, body, settings.limits(overdue_s))
+    call = Call("POST", request.target, headers, body, settings.limits(overdue_s), meanwhile)
     if reuse.carries_handle:
         custody.sent()
     if reuse.tokens and plan.verify is Verify.ENGINE:
@@ -247,19 +264,14 @@ def _compare(context: Context, model: str, node: Node, reuse: Reuse, prompt_ids:
         raise PromptDiffers(f"{node.key} read another prompt than was verified")
 
 
-def tell_use(custody: Custody, plan: Plan, reuse: Reuse, prefilled: Prefilled) -> str | None:
-    """Publish what became of the handle; the reason if nothing of it was used after all."""
+def use_of(plan: Plan, reuse: Reuse, prefilled: Prefilled) -> Use | None:
+    """What became of the handle that a prefill leg carried; None where it carried none."""
     handle = plan.handle
     if handle is None:
-        if reuse.carries_handle:
-            custody.tell(Outcome.RELEASED, reuse.released_tokens, plan.reason)
-        return None
+        return Use(Outcome.RELEASED, reuse.released_tokens, plan.reason) if reuse.carries_handle else None
     if plan.verify is Verify.ENGINE:
         verified = prefilled.verified_tokens or 0
         if not verified:
-            custody.tell(Outcome.DIVERGED, handle.tokens, plan.verify)
-            return Outcome.DIVERGED
-        custody.tell(Outcome.USED if verified >= handle.tokens else Outcome.CUT, verified, plan.verify)
-        return None
-    custody.tell(Outcome.USED if reuse.whole else Outcome.CUT, reuse.tokens, plan.verify)
-    return None
+            return Use(Outcome.DIVERGED, handle.tokens, plan.verify)
+        return Use(Outcome.USED if verified >= handle.tokens else Outcome.CUT, verified, plan.verify)
+    return Use(Outcome.USED if reuse.whole else Outcome.CUT, reuse.tokens, plan.verify)

@@ -1,8 +1,10 @@
 """Everything up to a sane prefill: plan, verify, run the leg; what failed is left out of the next try."""
 
 import secrets
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
 
 from router import errors
 from router.engines.upstream import Exhausted, NeverSent, Stale, TimedOut, Unsendable
@@ -14,7 +16,7 @@ from router.turn.fault import fault_of
 from router.turn.handle import Uncut
 from router.turn.learn import learn_prefill, learn_verify
 from router.turn.plan import Plan, Reason, Situation, Verify
-from router.turn.prefill import Prefilled, PrefillFailed, PromptDiffers, prefill, tell_use
+from router.turn.prefill import Prefilled, PrefillFailed, PromptDiffers, Use, prefill, use_of
 from router.turn.record import Record
 from router.turn.refusal import Refused
 from router.turn.reuse import Reuse, prepare, release_along, take_along
@@ -43,6 +45,14 @@ _NOT_NOW = frozenset({Reason.HOLDER_GONE, Reason.PAIR_COOLING})
 """Reasons that may pass: a handle whose branch does not move on goes back for a later turn."""
 
 
+class _Untold(NamedTuple):
+    """What a prefill leg has taught that ended well."""
+
+    plan: Plan
+    prefilled: Prefilled
+    use: Use | None
+
+
 @dataclass(slots=True)
 class Prefilling:
     """The first half of one turn. ``situation`` moves on: what failed is excluded from the next plan."""
@@ -51,12 +61,18 @@ class Prefilling:
     situation: Situation
     custody: Custody
     record: Record
+    _untold: "_Untold | None" = None
+    """Of the newest leg that ended well."""
 
-    async def run(self) -> tuple[Plan, Prefilled | None]:
+    async def run(self, meanwhile: Callable[[Plan, str | None], None]) -> tuple[Plan, Prefilled | None]:
         """The plan that was carried out, and what P left; None for a turn that one node serves.
+
+        ``meanwhile`` is called while P's answer is on its way, with the plan and the salt of its legs, which
+        may both be others in the end. What a leg that ended well has taught waits for ``tell``.
 
         Raises Refused for P's 4xx, and errors.RequestError when nothing is left to try.
         """
+        self.tell()
         last: Exception | None = None
         for attempt in range(1, MAX_ATTEMPTS + 1):
             plan = self._plan(last)
@@ -69,7 +85,10 @@ class Prefilling:
             on_probation = self._on_probation(plan, reuse)
             salt = secrets.token_hex(16) if on_probation else self._taint_salt(plan)
             try:
-                prefilled = await prefill(self.context, self.record, plan, reuse, self.custody, salt=salt)
+                prefilled = await prefill(
+                    self.context, self.record, plan, reuse, self.custody, salt=salt,
+                    meanwhile=partial(meanwhile, plan, salt),
+                )  # fmt: skip
             except Unsendable as error:
                 raise errors.BadRequest(f"the request cannot be forwarded: {error}") from error
             except Exhausted as error:
@@ -105,9 +124,20 @@ class Prefilling:
                 self.record.prefill_s = self.context.now() - started_s
                 if plan.verify is Verify.ROUTER and reuse.tokens and not self._mistrusts():
                     self.context.doubts.agree(self._kind_of_prompt(plan))
-                learn_prefill(self.context, self.situation, plan, prefilled)
                 return self._ended(plan, reuse, prefilled), prefilled
         raise errors.UpstreamBroken(f"no prefill leg succeeded: {last}")
+
+    def tell(self) -> None:
+        """Tell what the leg that ended well has taught: once, and best when the decode leg has left."""
+        untold, self._untold = self._untold, None
+        if untold is None:
+            return
+        plan, prefilled, use = untold
+        if use is not None:
+            self.custody.tell(*use)
+        learn_prefill(self.context, self.situation, plan, prefilled)
+        if prefilled.params is None and plan.prefill is not None:
+            self.context.facts.publish(HandleFact(Outcome.MISSING_PREFILL_PARAMS, plan.prefill.key, 0))
 
     def _as_known(self, nodes: Sequence[Node]) -> tuple[Node, ...]:
         """The same nodes with what is known of them by now."""
@@ -252,12 +282,11 @@ class Prefilling:
         record.prefill_ended()
         record.reused_tokens = prefilled.reused_tokens
         record.prompt_tokens = prefilled.prompt_tokens
-        unused = tell_use(self.custody, plan, reuse, prefilled)
-        if unused is not None:
-            plan = plan.cold(unused)
+        use = use_of(plan, reuse, prefilled)
+        self._untold = _Untold(plan, prefilled, use)
+        if use is not None and use.outcome is Outcome.DIVERGED:
+            plan = plan.cold(use.outcome)
             record.planned(plan)
-        if prefilled.params is None:
-            self.context.facts.publish(HandleFact(Outcome.MISSING_PREFILL_PARAMS, record.prefill, 0))
         return plan
 
     def _failed(self, error: Exception, action: str, *, with_handle: bool) -> None:

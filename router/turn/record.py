@@ -76,7 +76,7 @@ class Record:
         return f"{self.request.turn_id}-{role}{self.legs}"
 
     def span(self, name: str, node: str, leg_id: str) -> Span:
-        """A request to an engine, from now on; for a ``with`` statement."""
+        """A request to an engine; for a ``with`` statement, in which it is made."""
         return NO_SPAN if self.spans is None else self.spans.leg(name, node, leg_id)
 
     def event(self, name: str, **attributes: Value) -> None:

@@ -20,6 +20,7 @@ from router.turn.admit import admitted
 from router.turn.answer import DecodeFailed, DecodeLeg
 from router.turn.context import Client, Context
 from router.turn.custody import Custody
+from router.turn.decode_request import Ahead, make_ahead
 from router.turn.fault import fault_of
 from router.turn.forwarding import ClientStalls
 from router.turn.legs import client_headers
@@ -120,6 +121,8 @@ class _Turn:
     tenant: bytes | None
     client: Client
     record: Record
+    ahead: Ahead | None = None
+    """Of the decode leg that is expected to be next."""
 
     async def run(self) -> None:
         self.record.phase = Phase.WAIT
@@ -146,7 +149,11 @@ class _Turn:
             lineage = known.lineage if known.remembers else None
             memory = Memory(self.context, self.request, lineage, custody, self.tenant, began_s)
             situation = situate(self.context, self.request, known)
-            await self._legs(Prefilling(self.context, situation, custody, self.record), memory)
+            first = Prefilling(self.context, situation, custody, self.record)
+            try:
+                await self._legs(first, memory)
+            finally:
+                first.tell()
         finally:
             await custody.close()
 
@@ -155,7 +162,7 @@ class _Turn:
 
         A turn that could not stay on D has lost nothing yet, and begins with a prefill leg.
         """
-        plan, prefilled = await first.run()
+        plan, prefilled = await first.run(self._make_ahead)
         is_last = False
         while True:
             try:
@@ -171,7 +178,7 @@ class _Turn:
                     # D may have seen P's params and freed its blocks: they do not serve a second attempt.
                     first.go_cold()
                     is_last = True
-                plan, prefilled = await first.run()
+                plan, prefilled = await first.run(self._make_ahead)
             except _Unanswered as error:
                 # Asked once more on another pair, if there is one.
                 if is_last or self.client.started or not first.move_from(error.key, self.record.prefill):
@@ -180,7 +187,10 @@ class _Turn:
                 self._decode_failed(error, "prefill_again")
                 first.go_cold()
                 is_last = True
-                plan, prefilled = await first.run()
+                plan, prefilled = await first.run(self._make_ahead)
+
+    def _make_ahead(self, plan: Plan, salt: str | None) -> None:
+        self.ahead = make_ahead(self.context, self.record, plan, salt)
 
     def _told_last(self, error: Exception) -> errors.RequestError:
         if isinstance(error, Stale):
@@ -197,9 +207,10 @@ class _Turn:
         for _ in range(MAX_ATTEMPTS):
             key = plan.decode.key
             self._check_lease()
+            ahead, self.ahead = self.ahead, None
             leg = DecodeLeg(
                 self.context, self.request, plan, prefilled, self.record, self.client, memory,
-                self._explain(plan, prefilled),
+                self._explain(plan, prefilled), ahead, first.tell,
             )  # fmt: skip
             try:
                 await leg.run()

@@ -65,6 +65,8 @@ class Request:
     """The client's id for the conversation: a hint."""
     query: str = ""
     """The query string, without its question mark."""
+    size_bytes: int = 0
+    """Of the body, as it came."""
 
     @property
     def target(self) -> str:
@@ -213,4 +215,5 @@ def read_request(
         client_id=client_id(by_name, turn_id),
         conversation=conversation_hint(by_name, given),
         query=query,
+        size_bytes=len(body),
     )

@@ -21,7 +21,8 @@ MAX_EVENTS: Final = 64
 
 
 class OpenSpan:
-    """A request to an engine that is under way. An exception that passes through is its error."""
+    """A request to an engine, under way within a ``with`` statement. An exception that passes through is its
+    error. Its id is there before: an engine is told it with the request."""
 
     __slots__ = (
         "_began_ns", "_ended_ns", "_error", "_events", "_name", "_node", "_request_id", "_span_id", "_spans",
@@ -32,7 +33,7 @@ class OpenSpan:
         self._spans, self._name, self._node, self._request_id = spans, name, node, request_id
         self._events: list[SpanEvent] = []
         self._span_id = os.urandom(8).hex()
-        self._began_ns = spans.now_ns()
+        self._began_ns = 0
         self._ended_ns: int | None = None
         self._status: int | None = None
         self._error = ""
@@ -63,6 +64,7 @@ class OpenSpan:
         )  # fmt: skip
 
     def __enter__(self) -> Self:
+        self._began_ns = self._spans.begun(self)
         return self
 
     def __exit__(
@@ -116,10 +118,13 @@ class Spans:
         return self._began_ns + time.monotonic_ns() - self._clock_ns
 
     def leg(self, name: str, node: str, request_id: str) -> OpenSpan:
-        """A request to an engine, from now on."""
-        span = OpenSpan(self, name, node, request_id)
-        self._legs.append(span)
-        return span
+        """A request to an engine that is to be made. One that never is made is not told of."""
+        return OpenSpan(self, name, node, request_id)
+
+    def begun(self, leg: OpenSpan) -> int:
+        """A request to an engine is made, now, which is what is returned."""
+        self._legs.append(leg)
+        return self.now_ns()
 
     @property
     def newest(self) -> Span:

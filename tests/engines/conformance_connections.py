@@ -45,6 +45,40 @@ class ConnectionsConformance:
                 assert (await soon(upstream.send(here.origin, POST))).status == 200
             assert len(here.peers) == 3
 
+    @pytest.mark.parametrize("is_streamed", [False, True])
+    async def test_what_can_wait_is_done_once_and_before_the_answer(
+        self, make_upstream: MakeUpstream, *, is_streamed: bool
+    ) -> None:
+        told: list[str] = []
+
+        async def script(peer: Peer) -> None:
+            for _ in range(2):
+                await peer.request()
+                told.append("asked")
+                await peer.answer()
+
+        async with engine(script) as here:
+            upstream = make_upstream()
+            call = replace(POST, meanwhile=lambda: told.append("meanwhile"))
+            for _ in range(2):
+                if is_streamed:
+                    async with upstream.stream(here.origin, call) as answer:
+                        told.append("answered")
+                        await soon(answer.read())
+                else:
+                    await soon(upstream.send(here.origin, call))
+                    told.append("answered")
+            assert told == 2 * ["meanwhile", "asked", "answered"]
+
+    async def test_nothing_is_done_meanwhile_where_nothing_was_sent(
+        self, make_upstream: MakeUpstream
+    ) -> None:
+        told: list[str] = []
+        call = replace(POST, meanwhile=lambda: told.append("meanwhile"))
+        with pytest.raises(NeverSent):
+            await soon(make_upstream().send(f"http://127.0.0.1:{closed_port()}", call))
+        assert told == []
+
     async def test_idle_connections_expire(self, make_upstream: MakeUpstream) -> None:
         async def script(peer: Peer) -> None:
             await peer.request()

@@ -330,3 +330,18 @@ async def test_no_cycle_keeps_a_call_in_memory(upstream: HttptoolsUpstream) -> N
             assert [one for one in gc.get_objects() if isinstance(one, AnswerParser | OpenCall)] == []
         finally:
             gc.enable()
+
+
+async def test_the_request_has_left_before_what_can_wait_is_done(upstream: HttptoolsUpstream) -> None:
+    seen: list[bytes] = []
+    async with by_hand() as listener:
+        peer = await first_call(upstream, listener)
+        with peer:
+            # The loop stands still here: what the peer reads was written before.
+            call = Call("POST", "/", (), b"[1]", meanwhile=lambda: seen.append(peer.recv(65_536)))
+            asked = asyncio.ensure_future(upstream.send(origin_of(listener), call))
+            while not seen:
+                await asyncio.sleep(0)
+            assert seen[0].endswith(b"\r\n\r\n[1]")
+            peer.sendall(OK)
+            assert (await soon(asked)).body == b"ok"

@@ -77,21 +77,30 @@ def test_the_first_reason_stays() -> None:
 
 def test_times_are_in_order_and_an_open_leg_ends_with_its_turn() -> None:
     spans = Spans(TRACE, SPAN)
-    span = spans.leg("decode", "d", "x")
-    span.event("first_byte")
-    traced = spans.traced(TURN, "/x")
+    with spans.leg("decode", "d", "x") as span:
+        span.event("first_byte")
+        traced = spans.traced(TURN, "/x")
     (leg,) = traced.legs
     times = [traced.began_ns, leg.began_ns, leg.events[0].at_ns, leg.ended_ns]
     assert times == sorted(times)
     assert leg.ended_ns <= spans.now_ns()
 
 
+def test_a_leg_that_is_never_made_is_not_told_of() -> None:
+    spans = Spans(TRACE, SPAN)
+    ahead = spans.leg("decode", "d", "x")
+    assert ahead.traceparent is not None
+    with spans.leg("prefill", "p", "y") as made:
+        assert spans.newest is made
+    assert one(spans).name == "prefill"
+
+
 def test_events_are_bounded() -> None:
     spans = Spans(TRACE, SPAN)
-    leg = spans.leg("decode", "d", "x")
-    for number in range(2 * MAX_EVENTS):
-        spans.event("turn", number=number)
-        leg.event("leg", number=number)
+    with spans.leg("decode", "d", "x") as leg:
+        for number in range(2 * MAX_EVENTS):
+            spans.event("turn", number=number)
+            leg.event("leg", number=number)
     traced = spans.traced(TURN, "/x")
     assert len(traced.events) == len(traced.legs[0].events) == MAX_EVENTS
     assert traced.events[0].attributes == {"number": 0}
