@@ -97,12 +97,14 @@ class Admission:
         if not place.admitted:
             return
         before, place.nodes = place.nodes, frozenset(nodes)
-        for key in place.nodes - before:
-            self._on_node[key] += 1
-        for key in before - place.nodes:
-            self._give(self._on_node, key)
+        for key in place.nodes:
+            if key not in before:
+                self._on_node[key] += 1
+        for key in before:
+            if key not in place.nodes:
+                self._give(self._on_node, key)
         is_first = self._plan(place)
-        if is_first or before - place.nodes:
+        if self.waiting and (is_first or before - place.nodes):
             self.look()
 
     def leave(self, place: Place) -> None:
@@ -116,7 +118,8 @@ class Admission:
             self._give(self._by_tenant, place.tenant or _NOBODY)
         else:
             self._withdraw(place)
-        self.look()
+        if self.waiting:
+            self.look()
 
     def look(self) -> None:
         """Let those run who may: after a turn has left, and after nodes have changed."""

@@ -104,7 +104,7 @@ def judged(
     recent = breaker.newest
     if recent and now_s - recent[0][0] > WINDOW_S:  # the first is the oldest
         recent = tuple(entry for entry in recent if now_s - entry[0] <= WINDOW_S)
-    newest = (*recent[-(WINDOW_LEGS - 1) :], (now_s, fault, peer))
+    newest = (*recent[1 - WINDOW_LEGS :], (now_s, fault, peer))
     in_a_row = breaker.in_a_row + 1 if fault else 0
     # After every leg, and ``replace`` takes several times as long.
     moved = Breaker(

@@ -22,7 +22,10 @@ class Judge(Protocol):
     def tell(
         self, key: str, verdict: Verdict, why: str = "", *, peer: str = "", on_trial: bool = False
     ) -> None:
-        """Take a leg's verdict on a node; ``peer`` is the node that it may be due to instead."""
+        """Take a leg's verdict on a node; ``peer`` is the node that it may be due to instead.
+
+        ``why`` is empty where it went well.
+        """
 
     def busy(self, key: str, for_s: float = BUSY_S) -> None:
         """New turns keep away from a node for so long."""
@@ -102,7 +105,7 @@ class Leg:
         verdict = verdict_of(status, with_handle=self._with_handle)
         if verdict is Verdict.BUSY:
             self._judge.busy(self._key, busy_s(headers))
-        self._tell(verdict, f"status {status}")
+        self._tell(verdict, "" if verdict is Verdict.OK else f"status {status}")
 
     def broke(self, error: UpstreamError) -> None:
         """The call ended in this error."""
@@ -127,4 +130,5 @@ class Leg:
         peer = self._peer if shared else ""
         self._judge.tell(self._key, verdict, why, peer=peer, on_trial=on_trial)
         if peer and verdict is not Verdict.BUSY:
-            self._judge.tell(peer, verdict, f"{self._key} read from it: {why}", peer=self._key)
+            of_peer = "" if verdict is Verdict.OK else f"{self._key} read from it: {why}"
+            self._judge.tell(peer, verdict, of_peer, peer=self._key)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final
 
 from router.origin import parse_ranked_origin
@@ -56,6 +57,7 @@ class Ejection(StrEnum):
     """The leg on trial failed."""
 
 
+@lru_cache(maxsize=1024)
 def process_of(engine_id: str | None) -> str | None:
     """The process behind an engine id: data-parallel ranks (``..._dp<rank>``) of one process are one."""
     return None if engine_id is None else engine_id.partition("_dp")[0]

@@ -138,7 +138,12 @@ class Fleet:
         return _Open(self, key, with_handle=with_handle, peer=peer)
 
     def _opened(self, key: str, *, with_handle: bool, peer: str) -> Leg:
-        leg = Leg(self, key, with_handle=with_handle, on_trial=self._goes_on_trial(key), peer=peer)
+        known = self._known.get(key)
+        is_closed = (
+            known is None or known.breaker.circuit is Circuit.CLOSED
+        )  # time alone does not change that
+        on_trial = not is_closed and self._goes_on_trial(key)
+        leg = Leg(self, key, with_handle=with_handle, on_trial=on_trial, peer=peer)
         legs = self._legs.get(key)
         if legs is None:
             legs = self._legs[key] = set()
@@ -147,7 +152,7 @@ class Fleet:
         return leg
 
     def _closed(self, key: str, leg: Leg, error: BaseException | None) -> None:
-        if isinstance(error, UpstreamError):
+        if error is not None and isinstance(error, UpstreamError):
             leg.broke(error)
         legs = self._legs.get(key)
         if legs is not None:
@@ -190,9 +195,7 @@ class Fleet:
             self._turn(key, untried(known.breaker))
 
     def _goes_on_trial(self, key: str) -> bool:
-        known = self._known.get(key)
-        if known is None or known.breaker.circuit is Circuit.CLOSED:
-            return False  # and time alone does not change that
+        known = self._known[key]
         if self.snapshot.get(key) is None or known.breaker.circuit is not Circuit.HALF_OPEN:
             return False
         self._turn(key, tried(known.breaker, self._now(), self._rules))
@@ -216,12 +219,12 @@ class Fleet:
         A plan's own node may be older than what its turn has learned: the leg that went wrong may have been
         the first that a new process answered.
         """
-        node = self._pool.get(key)
+        node = self._pool.by_key.get(key)
         return process_of(node.engine.engine_id) if node is not None else None
 
     def engine(self, key: str) -> Engine | None:
         """What is known *now* of the engine behind a node."""
-        node = self._pool.get(key)
+        node = self._pool.by_key.get(key)
         return node.engine if node is not None else None
 
     def learn(self, key: str, **facts: Any) -> None:
@@ -230,7 +233,7 @@ class Fleet:
         None tells nothing. A new ``engine_id`` is a new process: what an earlier one taught is forgotten
         first. Raises TypeError for a name that ``Engine`` does not have.
         """
-        node = self._pool.get(key)
+        node = self._pool.by_key.get(key)
         if node is None:
             return
         engine = node.engine

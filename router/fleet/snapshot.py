@@ -74,9 +74,11 @@ class Pool:
         A node that drains, is busy or has an open breaker still has its KV, and answers its peers.
         """
         return tuple(
-            node
-            for node in self.by_key.values()
-            if node.role is role and (node.reachable or node.state is State.READY)
+            [
+                node
+                for node in self.by_key.values()
+                if node.role is role and (node.reachable or node.state is State.READY)
+            ]
         )
 
     def with_node(self, node: Node) -> "Pool":

@@ -94,7 +94,8 @@ class Branch:
 
 def branch_bytes(branch: Branch) -> int:
     """What a branch takes without its handle, estimated."""
-    text_bytes = len(branch.conversation) + len(branch.trace.prefill) + len(branch.trace.decode)
+    trace = branch.trace
+    text_bytes = len(branch.conversation) + len(trace.prefill) + len(trace.decode)
     owner_bytes = _OWNER_BYTES if branch.owner else 0
     return _BRANCH_BYTES + text_bytes + owner_bytes + _BOUNDARY_BYTES * len(branch.keys)
 

@@ -101,8 +101,10 @@ class MemoryLedger:
             at = self._boundaries.get(query.keys[depth - 1])
             if at is None:
                 continue
-            branches = at if isinstance(at, list) else [at]
-            fresh = [branch for branch in branches if not self._too_old(branch, now_s)]
+            if not isinstance(at, list):
+                fresh = [] if self._too_old(at, now_s) else [at]
+            else:
+                fresh = [branch for branch in at if not self._too_old(branch, now_s)]
             if fresh:
                 return self._found(query, depth, fresh, now_s)
         return None

@@ -79,6 +79,10 @@ async def _wait(woken: "asyncio.Future[None]", limit_s: float) -> None:
 
 def with_room(admission: Admission, nodes: Sequence[Node]) -> Sequence[Node]:
     """Those that may get one more turn; all, where nodes have changed since this one was admitted."""
+    if admission.limits.node_turns is None:
+        limited = [node for node in nodes if node.limit is not None]
+        if not limited:
+            return nodes
     return [node for node in nodes if admission.room(node.key, node.limit) != 0] or nodes
 
 
@@ -87,16 +91,15 @@ def _free(admission: Admission, pools: Sequence[Sequence[Node]]) -> int | None:
 
     A pool without nodes is for the plan to refuse, not to wait for.
     """
-    rooms = [_room(admission, pool) for pool in pools if pool]
-    limited = [room for room in rooms if room is not None]
-    return min(limited, default=None)
-
-
-def _room(admission: Admission, pool: Sequence[Node]) -> int | None:
-    total = 0
-    for node in pool:
-        room = admission.room(node.key, node.limit)
-        if room is None:
-            return None
-        total += room
-    return total
+    least: int | None = None
+    for pool in pools:
+        total = 0
+        for node in pool:
+            room = admission.room(node.key, node.limit)
+            if room is None:
+                break  # and so has its pool
+            total += room
+        else:
+            if pool and (least is None or total < least):
+                least = total
+    return least

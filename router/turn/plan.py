@@ -171,8 +171,11 @@ class Situation:
         """The node that keeps a handle's blocks, if it can be read from."""
         if handle.decode in self.exclude:
             return None
-        nodes = (*self.decodes, *self.readable)
-        return next((node for node in nodes if node.key == handle.decode), None)
+        for nodes in (self.decodes, self.readable):
+            for node in nodes:
+                if node.key == handle.decode:
+                    return node
+        return None
 
 
 def obstacle(
@@ -210,8 +213,9 @@ def _shifts_blocks(prefill: Node, holder: Node) -> bool:
     P reads as many blocks from the end of D's list as its own prefix cache lacks. A count of its own blocks
     points at the wrong ones in a list of blocks of another size.
     """
-    sizes = {prefill.engine.block_size, holder.engine.block_size} - {None}
-    return len(sizes) > 1 and prefill.engine.prefix_cache is not False
+    ours, theirs = prefill.engine.block_size, holder.engine.block_size
+    differ = ours is not None and theirs is not None and ours != theirs
+    return differ and prefill.engine.prefix_cache is not False
 
 
 def _engine_checks(mode: str, handle: Handle, prefill: Node) -> bool:

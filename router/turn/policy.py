@@ -44,6 +44,8 @@ def pick(policy: str, nodes: Sequence[Node], *, last: str | None, turn: int) -> 
 
 def turn_of(nodes: Sequence[Node], turn: int) -> int:
     """Whose turn it is, as an index: each node's share of turns is that of its weight, evenly spread."""
+    if len(nodes) == 1:
+        return 0
     weights = [node.weight for node in nodes]
     if min(weights) == max(weights):
         return turn % len(nodes)

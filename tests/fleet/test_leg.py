@@ -93,7 +93,7 @@ def test_the_first_verdict_counts_and_a_fault_that_comes_after_it() -> None:
     one.failed("broke off")
     one.failed("and again")
     one.end()
-    assert told == [(OK, "status 200", False), (FAULT, "broke off", False)]
+    assert told == [(OK, "", False), (FAULT, "broke off", False)]
 
 
 def test_nothing_makes_good_for_a_fault() -> None:
@@ -114,7 +114,7 @@ def test_a_leg_on_trial_decides_once_and_gives_its_place_back_without_a_verdict(
     one.answered(200)
     one.failed("later")
     one.end()
-    assert told == [(OK, "status 200", True), (FAULT, "later", False)]
+    assert told == [(OK, "", True), (FAULT, "later", False)]
     for error in (None, Stale("closed")):
         one, told = leg(on_trial=True)
         if error is not None:
