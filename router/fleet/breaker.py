@@ -26,6 +26,7 @@ from enum import StrEnum
 from typing import Final
 
 from router.fleet.node import Circuit, Ejection
+from router.values import value
 
 WINDOW_LEGS: Final = 20
 """How many of the newest legs the share of faults is taken of."""
@@ -51,7 +52,7 @@ class Rules:
     open_s: float = 10.0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Breaker:
     """One node's. Times are seconds on the caller's clock."""
 

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple, Protocol
 
 from router.fleet.fit import Fit, Line, Mean
 from router.fleet.node import Node, Role
+from router.values import value
 
 PRIOR_COMPUTE: Final = Line(0.0993, 26.86e-6)
 PRIOR_MOVE: Final = Line(0.0209, 4.545e-6)
@@ -87,7 +88,7 @@ IDLE_PREFILL: Final = PrefillLoad(PRIOR_COMPUTE, PRIOR_MOVE, 0.0, 0.0, 1.0, is_m
 IDLE_DECODE: Final = DecodeLoad(PRIOR_DELIVER, PRIOR_COMPUTE, 0, 1.0, 1.0)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Loads:
     """All nodes at one moment, by key. A node that is missing is idle and not measured."""
 

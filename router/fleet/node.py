@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Final
 
 from router.origin import parse_ranked_origin
+from router.values import value
 
 SAME_START_S: Final = 1.0
 """API servers of one engine start within about this time, and any may answer. A restart takes longer."""
@@ -102,7 +103,7 @@ class Engine:
     """Whether its prefill answers report verified tokens."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Node:
     """One engine endpoint. ``key`` names it in the ledger, in metrics and in logs.
 

@@ -31,6 +31,7 @@ from hashlib import blake2b
 from typing import Protocol
 
 from router.turn.digest import Digests
+from router.values import value
 
 
 class Relation(StrEnum):
@@ -81,7 +82,7 @@ def owner_of(tenant: bytes, conversation: str) -> bytes:
     return blake2b(conversation.encode(), digest_size=16, key=tenant, person=b"boomerang-owner").digest()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Handle:
     """D's ``kv_transfer_params`` of a finished turn. Opaque, good for one read, until its deadline."""
 
@@ -130,7 +131,7 @@ def forgotten(handle: Handle, leaving: Leaving) -> None:
     """``OnLeft`` where nobody keeps account of what decode nodes hold."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Trace:
     """What is known of a branch's newest turn besides its handle; readable by any number of turns."""
 
@@ -148,7 +149,7 @@ class Trace:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Query:
     """What ``find`` looks for: boundaries, oldest first; ``keys[d - 1]`` is the one of depth d."""
 
@@ -162,7 +163,7 @@ class Query:
     take_share: float = 0.5
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Found:
     """The branch of a request's longest known boundary, and its handle if this turn took it."""
 
@@ -179,7 +180,7 @@ class Found:
     """Set exactly where ``handle`` is None."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Put:
     """A turn that ended well: its boundaries (as in ``Query``), where it was found, what it left."""
 

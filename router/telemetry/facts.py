@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 
+from router.values import value
+
 
 class EndedBy(StrEnum):
     """Who ended a turn."""
@@ -108,7 +110,7 @@ class RequestRefused:
     code: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TurnEnded:
     """One turn, however it ended. Times in seconds, None where it did not get that far."""
 
@@ -217,7 +219,7 @@ class TurnTraced:
     legs: tuple[LegSpan, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class HandleFact:
     """A handle's outcome. ``detail`` is a bounded word that says why.
 

@@ -13,6 +13,7 @@ from enum import StrEnum
 from router.engines import nixl
 from router.ledger.store import Handle
 from router.turn.digest import Digests
+from router.values import value
 
 
 class Unusable(StrEnum):
@@ -37,7 +38,7 @@ class Lifetime:
     """An operator set the TTL; only then are handles without an expiry of their own used."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Finish:
     """What is known when a decode leg ended well. Times on the ledger's clock."""
 

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 
 from router.fleet.load import UNMEASURED, Loads
@@ -12,6 +12,7 @@ from router.fleet.node import SAME_START_S, Node, process_of
 from router.ledger.store import Found, Handle, Relation
 from router.turn.policy import Policy
 from router.turn.request import Endpoint, Request
+from router.values import value
 
 
 class Kind(StrEnum):
@@ -79,7 +80,7 @@ class Unfit(StrEnum):
     """It begins a line of its own, which would begin without a handle."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Estimate:
     """What a plan was estimated to come to. Tokens are estimates too: nobody has counted the prompt yet."""
 
@@ -96,7 +97,7 @@ class Estimate:
     """That D reads from P."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Plan:
     """What a turn will do. ``handle`` is None unless it is to be used."""
 
@@ -131,7 +132,7 @@ class Plan:
         return replace(self, decode=other.decode, estimate=estimate)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Situation:
     """All that a plan is made of. ``prefills`` and ``decodes`` are the nodes that may be used now."""
 

@@ -7,12 +7,12 @@ the same. Unknown members are skipped, known ones of the wrong type make their d
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import msgspec
 
 from router.turn.documents import DocumentOfIds, decode, decode_ids, decode_usage, decode_with_ids
+from router.values import value
 
 TokenIds: TypeAlias = "array[int]"
 """Token ids as `array("I")`, four bytes each: cheap to keep, compare and digest."""
@@ -24,7 +24,7 @@ EMPTY = frozenset({b"null", b"", b'""', b"[]", b"{}", b"false"})
 _UNSOUND = frozenset({"abort", "error"})
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Usage:
     """Token counts as the engine reports them; None where it does not."""
 
@@ -33,7 +33,7 @@ class Usage:
     cached_tokens: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class Answer:
     """What the router reads in an answer.
 
@@ -207,8 +207,8 @@ class Reading:
 
 
 def _has_content(delta: dict[str, msgspec.Raw]) -> bool:
-    for key, value in delta.items():  # noqa: SIM110 - without a generator's frame
-        if key != "role" and bytes(value) not in EMPTY:
+    for key, said in delta.items():  # noqa: SIM110 - without a generator's frame
+        if key != "role" and bytes(said) not in EMPTY:
             return True
     return False
 

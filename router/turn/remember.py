@@ -1,7 +1,6 @@
 """What a turn leaves in the ledger when it ended well: the trace, and D's handle if it gave a usable one."""
 
 import asyncio
-from dataclasses import dataclass
 
 from router.engines import nixl
 from router.fleet.node import Node
@@ -19,9 +18,10 @@ from router.turn.plan import Kind, Plan, Verify
 from router.turn.prefill import Prefilled, engine_verified
 from router.turn.release import Cause
 from router.turn.request import Request
+from router.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Memory:
     """Puts one turn into the ledger. ``lineage`` is None where nothing may be remembered."""
 

@@ -1,7 +1,6 @@
 """What a plan is made of: the nodes that may serve, what the ledger found, what was measured."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from router.fleet.node import Node, Role
 from router.fleet.snapshot import Pool
@@ -12,9 +11,10 @@ from router.turn.context import Context
 from router.turn.lineage import Lineage, lineage_of
 from router.turn.plan import Reason, Situation, Verify
 from router.turn.request import Request
+from router.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Known:
     """What is known of a request's history. ``cold_reason`` is set where nothing is to be reused, and why."""
 

@@ -24,13 +24,13 @@ change what the rest of its event is, so that an event which is alike needs no o
 
 import json
 import re
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from router.engines.whole_chunks import MAX_BYTES
 from router.turn.reading import EMPTY, Answer, Reading
 from router.turn.splice import Edit, Member, apply, members, objects, removal
 from router.turn.sse import DEFAULT_MAX_EVENT_BYTES, Event, Framer, ends_event
+from router.values import value
 
 __all__ = ["Answer", "Lifted", "Tap", "TapEnd", "TapSettings", "error_event", "lift", "read"]
 
@@ -54,7 +54,7 @@ _MAX_LESSONS = 8
 _ENVELOPE = frozenset({"id", "object", "created", "model", "system_fingerprint", "service_tier"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class TapSettings:
     """What to lift, and what to leave in the client's answer.
 
@@ -68,7 +68,7 @@ class TapSettings:
     max_event_bytes: int = DEFAULT_MAX_EVENT_BYTES
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class TapEnd:
     """A stream that is over. It is complete if the engine said so (`[DONE]`) and reported no error.
 
@@ -85,7 +85,7 @@ class TapEnd:
         return self.done and self.answer.error is None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class Lifted:
     """A whole answer: the bytes for the client, and what the router read in it."""
 

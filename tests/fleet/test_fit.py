@@ -68,7 +68,7 @@ def test_no_line_ever_falls_or_gives_less_than_nothing(seen: list[tuple[int, flo
         fit.observe(tokens, seconds, now_s)
         assert fit.line.fixed_s >= 0.0
         assert fit.line.token_s >= 0.0
-        assert fit.line.at(tokens) <= 1.25 * most, "the level moves with the slope"
+        assert fit.line.at(tokens) <= 3 * most, "the level moves with the slope"
 
 
 def test_a_mean_begins_with_its_prior_and_forgets() -> None:

@@ -110,8 +110,8 @@ def test_a_cancelled_turn_is_not_held_up() -> None:
         facts.publish(ALL[0])
 
 
-@pytest.mark.parametrize("fact", ALL)
-def test_facts_are_frozen(fact: typing.Any) -> None:
+@pytest.mark.parametrize("fact", [fact for fact in ALL if not isinstance(fact, HandleFact)])
+def test_facts_are_frozen_but_for_those_of_every_turn(fact: typing.Any) -> None:
     name = dataclasses.fields(fact)[0].name
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(fact, name, "other")
