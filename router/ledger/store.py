@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from router.turn.digest import Digests
 from router.values import value
@@ -337,10 +337,10 @@ class Board(Protocol):
 class LedgerUnavailable(Exception):
     """The ledger did not answer in time, or not at all."""
 
-    asked = True
+    asked: ClassVar[bool] = True
 
 
 class LedgerNotAsked(LedgerUnavailable):
     """The ledger is known not to answer, and was not waited for."""
 
-    asked = False
+    asked: ClassVar[bool] = False

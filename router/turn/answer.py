@@ -41,9 +41,8 @@ class DecodeFailed(Faulty):
     """D answered a server error, or no completion. ``answer`` is its own, if that may be passed on."""
 
     def __init__(self, message: str, answer: Answer | None = None) -> None:
-        super().__init__(message)
+        super().__init__(message, LegFault.NONSENSE if answer is None else LegFault.STATUS)
         self.answer = answer
-        self.fault = LegFault.NONSENSE if answer is None else LegFault.STATUS
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,9 @@ from router.turn.refusal import Refused
 class Faulty(Exception):
     """A leg that was answered, or broke, and did not do its part."""
 
-    fault = LegFault.BROKEN
+    def __init__(self, message: str, fault: LegFault) -> None:
+        super().__init__(message)
+        self.fault = fault
 
 
 def fault_of(error: BaseException | None) -> LegFault:

@@ -63,18 +63,19 @@ class PrefillFailed(Faulty):
     def __init__(
         self, message: str, answer: Answer | None = None, cause: UpstreamError | None = None
     ) -> None:
-        super().__init__(message)
-        self.answer, self.cause = answer, cause
         if cause is not None:
-            self.fault = fault_of(cause)
+            fault = fault_of(cause)
         else:
-            self.fault = LegFault.NONSENSE if answer is None else LegFault.STATUS
+            fault = LegFault.NONSENSE if answer is None else LegFault.STATUS
+        super().__init__(message, fault)
+        self.answer, self.cause = answer, cause
 
 
 class PromptDiffers(Faulty):
     """P did not prove, or read otherwise, the tokens that its handle was cut to: its KV may be wrong."""
 
-    fault = LegFault.PROMPT_DIFFERS
+    def __init__(self, message: str) -> None:
+        super().__init__(message, LegFault.PROMPT_DIFFERS)
 
 
 def wants_prompt_ids(context: Context, request: Request, plan: Plan) -> bool:

@@ -258,7 +258,7 @@ class Releasing:
 
     def _prefill_for(self, holder: Node, *, pressing: bool, now_s: float) -> Node | None:
         """The least busy prefill node that may release on ``holder``; None while all have better to do."""
-        cooling = self.context.doubts.cooling(now_s) | self._resting.keys()
+        cooling = self.context.doubts.cooling(now_s).union(self._resting)
         able = [
             node
             for node in self.context.fleet.snapshot.nodes
