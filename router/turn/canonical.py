@@ -17,7 +17,7 @@ _TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text", "refusal", 
 _CACHE_MARK: Final = "cache_control"
 # Claude Code's first system text, new at every request; vLLM drops that line
 # (_strip_claude_code_billing_header in renderers/chat_utils.py).
-_BILLING_HEADER: Final = "x-anthropic-billing-header"
+BILLING_HEADER: Final = "x-anthropic-billing-header"
 
 encode: Final = msgspec.json.Encoder(order="sorted").encode
 """Writes a value in one way only: keys sorted, no whitespace, the shortest escapes."""
@@ -57,14 +57,14 @@ def _canonical_call(call: object) -> object:
 def _leave_out_billing_header(message: dict[str, Any]) -> None:
     """Only that line goes: what follows it in the same text is content."""
     content = message.get("content")
-    if isinstance(content, str) and content.startswith(_BILLING_HEADER):
+    if isinstance(content, str) and content.startswith(BILLING_HEADER):
         message["content"] = content.partition("\n")[2]
     elif isinstance(content, list):
         kept: list[Any] = []
         for part in content:
             textual = isinstance(part, dict) and part.get("type") == "text"
             text = part.get("text") if textual else part
-            if not isinstance(text, str) or not text.startswith(_BILLING_HEADER):
+            if not isinstance(text, str) or not text.startswith(BILLING_HEADER):
                 kept.append(part)
             elif rest := text.partition("\n")[2]:
                 kept.append({**part, "text": rest} if textual else rest)

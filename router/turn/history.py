@@ -5,12 +5,14 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
+from operator import itemgetter
 from typing import Any, Final
 
 import msgspec
 
 from router.turn.canonical import canonical, encode, holds_media, media_excess_bytes
-from router.turn.prefixes import Prefixes, Stride, Walk
+from router.turn.plain import NO_TEXT, PlainMessage, read_plain
+from router.turn.prefixes import STRIDE_BYTES, Prefixes, Stride, Walk
 
 KEY_BYTES: Final = 16
 MAX_VALUES: Final = 100_000
@@ -22,7 +24,11 @@ Each costs microseconds and a hundred bytes, while all other turns wait: 64 MB o
 
 _STRINGS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _decode_messages: Final = msgspec.json.Decoder(list[dict[str, Any]]).decode
-_decode_items: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_GOES_ON: Final = re.compile(rb"[ \t\r\n]*,[ \t\r\n]*(?=\{)")
+_BETWEEN: Final = re.compile(rb'\}[ \t\r\n]*,[ \t\r\n]*(?=\{[ \t\r\n]*")')
+"""Between two messages, or two of what a message is made of; in no text, as it ends with a bare quote."""
+_PLAIN_VALUES: Final = 3
+"""What a plain message counts at least: itself, its role, its text. Its calls are no finer than texts."""
 _NO_STRIDE: Final = Stride(0, b"", array("Q"), 0, 0, ())
 _MAX_KINDS: Final = 64
 """Of names, roles and types in one history; real ones have twenty or so."""
@@ -118,6 +124,38 @@ class History:
             self.sizes_bytes.append(size_bytes)
         self._last = key, size_bytes
 
+    def add_plain(self, messages: Sequence[PlainMessage], encoded: Sequence[bytes]) -> None:
+        """Go on by messages of texts alone, whose canonical forms are given."""
+        depth = len(self.keys)
+        key, size_bytes = self._last
+        for form in encoded:
+            key = sha256(key + form).digest()[:KEY_BYTES]
+            size_bytes += len(form)
+            self.keys.append(key)
+            self.sizes_bytes.append(size_bytes)
+        self._last = key, size_bytes
+        if not self.own_depth:
+            users = (at for at, message in enumerate(messages, depth + 1) if message.role == "user")
+            self.own_depth = next(users, 0)
+        kinds = [
+            (
+                message.role,
+                message.content is NO_TEXT,
+                message.tool_calls is None,
+                message.tool_call_id is None,
+                message.name is None,
+                message.reasoning is None,
+                message.reasoning_content is None,
+                message.refusal is None,
+            )
+            for message in messages
+        ]
+        for kind in set(kinds) - self._forms:
+            self._forms.add(kind)
+            at = kinds.index(kind)
+            told = "NoneType" if messages[at].content is NO_TEXT else "str"
+            self._note_kinds((*messages[at].names(), f"role={messages[at].role}, {told}"), depth + at + 1)
+
     def between(self, start: int, end: int, resume_at: int) -> Stride:
         """A stride in which the messages after depth ``start``, up to ``end``, have ended."""
         return Stride(
@@ -137,37 +175,97 @@ def read_history(scope: bytes, raw: msgspec.Raw, shown_bytes: int, prefixes: Pre
     """
     view = memoryview(raw)
     walk = Walk((), ()) if prefixes is None else prefixes.walk(scope, view)
-    resume_at = walk.known[-1].resume_at if walk.known else 0
-    # Behind a message stands a comma or the end: an empty message before that makes a list of the rest.
-    lead = b"[{}" if resume_at else b""
-    rest = lead + view[resume_at:]
-    require_coarse([rest])
     history = History(scope, shown_bytes, walk.known)
     known_depth = len(history.keys)
-    messages = _decode_messages(rest)
-    history.add(messages[1:] if lead else messages)
+    resume_at = walk.known[-1].resume_at if walk.known else 0
+    reader = _Reader(history, bytes(view), resume_at)
+    reader.read(STRIDE_BYTES if prefixes is None else prefixes.stride_bytes)
     if prefixes is not None and len(walk.digests) > len(walk.known):
-        ends = [end + resume_at - len(lead) for end in _ends(rest)[1 if lead else 0 :]]
-        _learn(prefixes, walk, history, known_depth, ends)
+        _learn(prefixes, walk, history, known_depth, reader.ends)
     return history
 
 
-def _ends(messages: bytes) -> list[int]:
-    """Where each message of a list ends."""
-    ends, at = [], 0
-    for item in _decode_items(messages):
-        # Between two messages stand whitespace and a comma only.
-        at = messages.index(b"{", at) + len(memoryview(item))
-        ends.append(at)
-    return ends
+class _Reader:
+    """Reads messages in pieces of about a stride: what one takes of memory, the next one takes again.
+
+    A piece ends where a message seems to. Where that is inside of a text or of a message, a quote or a
+    bracket is open, and the piece is no JSON: so what could be read has ended where a message does.
+    """
+
+    def __init__(self, history: History, data: bytes, resume_at: int) -> None:
+        self.ends: list[tuple[int, int]] = []
+        """Offset and depth of the end of each piece but the last, in rising order."""
+        self._history = history
+        self._data = data
+        self._at = resume_at
+        """Where the next piece begins: with a bracket, with a message, or with what follows a known one."""
+        self._values = 0
+        self._is_coarse = False
+
+    def read(self, stride_bytes: int) -> None:
+        """Read all. Raises what ``read_history`` does."""
+        lead = b""
+        if self._at:
+            # Behind a message stands a comma or the end: an empty one before that makes a list of the rest.
+            goes_on = _GOES_ON.match(self._data, self._at)
+            if goes_on is None:
+                _decode_messages(b"[{}" + self._data[self._at :])
+                return
+            lead, self._at = b"[", goes_on.end()
+        least_bytes = 0
+        first = self._at // stride_bytes * stride_bytes
+        for window in range(first, len(self._data) - stride_bytes, stride_bytes):
+            found = _seeming_end(self._data, max(window, self._at), window + stride_bytes)
+            if found is None or found[0] - self._at < least_bytes:
+                continue
+            end, begin = found
+            try:
+                self._add(b"%b%b]" % (lead, self._data[self._at : end]))
+            except msgspec.ValidationError:
+                raise
+            except msgspec.DecodeError:
+                # Not the end of a message. Twice as much at the next try keeps all tries linear.
+                least_bytes = 2 * (end - self._at)
+                continue
+            self.ends.append((end, len(self._history.keys)))
+            lead, self._at, least_bytes = b"[", begin, 0
+        self._add(lead + self._data[self._at :])
+
+    def _add(self, messages: bytes) -> None:
+        plain = read_plain(messages)
+        if plain is not None:
+            self._values += _PLAIN_VALUES * len(plain[0])
+            if self._values > MAX_VALUES:
+                raise TooFine
+            self._history.add_plain(*plain)
+            return
+        if not self._is_coarse:
+            require_coarse([self._data[self._at :]])
+            self._is_coarse = True
+        self._history.add(_decode_messages(messages))
 
 
-def _learn(prefixes: Prefixes, walk: Walk, history: History, known_depth: int, ends: Sequence[int]) -> None:
-    """Remember what has been read at each whole stride; ``ends`` are those of the messages just read."""
+def _seeming_end(data: bytes, start: int, stop: int) -> tuple[int, int] | None:
+    """Where the last message seems to end in a part of a list, and where the one after it begins."""
+    at = data.rfind(b'},{"', start, stop)
+    if at >= 0:
+        return at + 1, at + 2
+    last = None
+    for found in _BETWEEN.finditer(data, start, stop):
+        last = found
+    return None if last is None else (last.start() + 1, last.end())
+
+
+def _learn(
+    prefixes: Prefixes, walk: Walk, history: History, known_depth: int, ends: Sequence[tuple[int, int]]
+) -> None:
+    """Remember what has been read at each whole stride; ``ends`` are offsets and depths of messages' ends."""
     resume_at = walk.known[-1].resume_at if walk.known else 0
-    count, strides = 0, []
+    depth, strides = known_depth, []
     for number in range(len(walk.known) + 1, len(walk.digests) + 1):
-        before, count = count, bisect_right(ends, number * prefixes.stride_bytes)
-        resume_at = ends[count - 1] if count else resume_at
-        strides.append(history.between(known_depth + before, known_depth + count, resume_at))
+        before = depth
+        count = bisect_right(ends, number * prefixes.stride_bytes, key=itemgetter(0))
+        if count:
+            resume_at, depth = ends[count - 1]
+        strides.append(history.between(before, depth, resume_at))
     prefixes.learn(walk.digests[len(walk.known) :], strides)

@@ -276,6 +276,19 @@ class TestWhatMakesADifference:
         assert (chat(new=one).scope == chat(new=two).scope) is same
 
 
+def test_keys_stay_what_they_are() -> None:
+    """Shared ledgers hold them: a release that changes one makes every conversation cold."""
+    assert [key.hex() for key in chat(*HISTORY).keys] == [
+        "e51f90967558944398e7da5376bae7c2",
+        "e42df49ec746149529744e6ea051fe1d",
+        "547d9f0da4d391c79f749676f50a1c25",
+        "c1d71cd559398da6f03149dd26e14de2",
+        "dcd79fae4200a6b0cd10b46855d7a4c2",
+        "a0c7af17740668eeee2b59a7499bb0da",
+    ]
+    assert prompt("a" * STRIDE_BYTES).keys[0].hex() == "2080ff82af6c71abf6997826192a5bbe"
+
+
 class TestShapesOfConversations:
     @given(histories, messages)
     def test_a_history_that_grows_keeps_its_boundaries(self, history: list[Json], message: Json) -> None:

@@ -85,18 +85,19 @@ def test_another_scope_knows_nothing() -> None:
 @pytest.mark.parametrize("written", [{}, {"separators": (",", ":")}])
 def test_a_next_turn_reads_only_what_is_new(monkeypatch: pytest.MonkeyPatch, written: Json) -> None:
     read: list[int] = []
-    decode = history_module._decode_messages
+    add = history_module._Reader._add
 
-    def counting(rest: bytes) -> list[Any]:
-        read.append(len(rest))
-        return decode(rest)
+    def counting(reader: history_module._Reader, messages: bytes) -> None:
+        read[-1] += len(messages)
+        add(reader, messages)
 
-    monkeypatch.setattr(history_module, "_decode_messages", counting)
+    monkeypatch.setattr(history_module._Reader, "_add", counting)
     prefixes, words = Prefixes(), random.Random(1)
     history: list[Json] = []
     for _turn in range(40):
         before = len(json.dumps(history, **written))
         history += [{"role": "user", "content": str(words.random()) * 100} for _ in range(10)]
+        read.append(0)
         lineage(history, prefixes, **written)
         longest = 2_000
         new_bytes = len(json.dumps(history, **written)) - before
