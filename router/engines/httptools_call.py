@@ -92,9 +92,13 @@ class OpenCall:
 
     async def begin(self) -> None:
         """Send the request and wait for the answer's head. Raises UpstreamError; ``end`` has to follow."""
-        await self._send()
+        if not self._send_on_idle():
+            await self._send_on_new()
         if not self._parser.has_head:
-            await self._wait()
+            try:
+                await self._expect_answer()
+            finally:
+                self._waiter = None
         self._take_head()
 
     async def whole(self) -> bytes:
@@ -103,9 +107,13 @@ class OpenCall:
         Raises UpstreamError; ``end`` has to follow.
         """
         self._is_whole = True
-        await self._send()
-        if not (self._parser.is_complete or self._fault):
-            await self._wait()
+        if not self._send_on_idle():
+            await self._send_on_new()
+        if not self._parser.is_complete:
+            try:
+                await self._expect_answer()
+            finally:
+                self._waiter = None
         if self._fault is not None:
             raise self._fault
         self._take_head()
@@ -272,46 +280,54 @@ class OpenCall:
 
     # Within.
 
-    async def _send(self) -> None:
-        call = self._call
+    def _send_on_idle(self) -> bool:
+        """Send the request on a connection that waits for one, if there is any."""
         to = destination(self.origin)
-        head = request_head(to, call)
+        head = request_head(to, self._call)
         connection = self._pool.take(to.origin)
         if connection is None:
-            limit_s = call.limits.connect_s
-            try:
-                async with ConnectClock(limit_s) as self._clock:
-                    connection = await self._pool.open(to, limit_s)
-            except TimeoutError:
-                raise self._fault or NeverSent(f"{self.origin}: no connection within {limit_s:g} s") from None
-            except (OSError, ValueError) as error:
-                raise not_connected(self.origin, error) from error
-            finally:
-                self._clock = None
-            if not connection.is_open:
-                raise NeverSent(f"{self.origin}: the connection was closed before it was used")
-            if self._fault is not None:
-                connection.abort()
-                raise self._fault
+            return False
+        self._send(connection, head)
+        return True
+
+    async def _send_on_new(self) -> None:
+        """Send the request on a new connection. Raises UpstreamError."""
+        to = destination(self.origin)
+        limit_s = self._call.limits.connect_s
+        try:
+            async with ConnectClock(limit_s) as self._clock:
+                connection = await self._pool.open(to, limit_s)
+        except TimeoutError:
+            raise self._fault or NeverSent(f"{self.origin}: no connection within {limit_s:g} s") from None
+        except (OSError, ValueError) as error:
+            raise not_connected(self.origin, error) from error
+        finally:
+            self._clock = None
+        if not connection.is_open:
+            raise NeverSent(f"{self.origin}: the connection was closed before it was used")
+        if self._fault is not None:
+            connection.abort()
+            raise self._fault
+        self._send(connection, request_head(to, self._call))
+
+    def _send(self, connection: Connection, head: bytes) -> None:
+        call, answer_s = self._call, self._call.limits.answer_s
         self._is_reused = connection.uses > 0
         self._connection = connection
         connection.receiver = self
         connection.send(head, call.body)
-        if call.limits.answer_s is not None:
-            due_s = self._loop.time() + call.limits.answer_s
-            self._answer_timer = self._loop.call_at(due_s, self._check_answer, due_s, call.limits.answer_s)
+        if answer_s is not None:
+            due_s = self._loop.time() + answer_s
+            self._answer_timer = self._loop.call_at(due_s, self._check_answer, due_s, answer_s)
         if call.meanwhile is not None:
             call.meanwhile()
 
-    async def _wait(self) -> None:
-        """Until the connection's callbacks have something to tell."""
+    def _expect_answer(self) -> asyncio.Future[bool]:
+        """What to wait on for what the connection's callbacks have to tell. Raises UpstreamError."""
         if self._fault is not None:
             raise self._fault
         self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        return self._waiter
 
     def _expect_body(self) -> asyncio.Future[bool]:
         """What to wait on for more of the body; the wait counts from now. False: the sink takes no more."""

@@ -20,22 +20,14 @@ class OpenCalls(Generic[R]):
 
     def __init__(self) -> None:
         self._calls: set[R] = set()
-        self._by_origin: Counter[str] = Counter()
+        self.begun = self._calls.add
+        """Take in a call."""
+        self.ended = self._calls.remove
+        """Let a call go; each ends once."""
 
     def __iter__(self) -> Iterator[R]:
         return iter(tuple(self._calls))
 
-    def begun(self, call: R) -> None:
-        self._calls.add(call)
-        self._by_origin[call.origin] += 1
-
-    def ended(self, call: R) -> None:
-        """Each call ends once."""
-        self._calls.remove(call)
-        self._by_origin[call.origin] -= 1
-        if not self._by_origin[call.origin]:
-            del self._by_origin[call.origin]
-
     def by_origin(self) -> Mapping[str, int]:
         """How many are running, by origin; origins without any are left out."""
-        return dict(self._by_origin)
+        return dict(Counter(call.origin for call in self))

@@ -137,13 +137,17 @@ def _too_large(limit_bytes: int) -> str:
 
 def _headers(scope: Scope) -> tuple[tuple[str, str], ...]:
     raw: list[tuple[bytes, bytes]] = scope["headers"]
-    return tuple((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in raw)
+    return tuple([(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in raw])
 
 
 def _check_media(headers: dict[str, str]) -> None:
-    encoding = headers.get("content-encoding", "identity").strip().lower()
-    if encoding not in ("", "identity"):
-        raise errors.UnsupportedMedia(f"a request body in {encoding!r} encoding is not taken")
-    media = headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if "content-encoding" in headers:
+        encoding = headers["content-encoding"].strip().lower()
+        if encoding not in ("", "identity"):
+            raise errors.UnsupportedMedia(f"a request body in {encoding!r} encoding is not taken")
+    given = headers.get("content-type", "application/json")
+    if given == "application/json":
+        return
+    media = given.partition(";")[0].strip().lower()
     if not (media == "application/json" or media.endswith("+json")):
         raise errors.UnsupportedMedia("the request body has to be application/json")

@@ -180,7 +180,11 @@ class Protocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_body:
-            super().on_header(name, value)
+            # As uvicorn's own, without a frame more for each header.
+            name = name.lower()
+            if name == b"expect" and value.lower() == b"100-continue":
+                self.expect_100_continue = True
+            self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._moved_on = self._in_body = True

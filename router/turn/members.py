@@ -23,6 +23,10 @@ STAY_FIELD: Final = "boomerang_stay"
 
 PRIVATE_MEMBERS: Final = frozenset({"conversation_id"})
 
+_NEVER_SENT: Final = ENGINE_MEMBERS | PRIVATE_MEMBERS
+_DECODE: Final = msgspec.json.Decoder(Members).decode
+_DECODE_ANY: Final = msgspec.json.Decoder().decode
+
 
 class InvalidRequest(ValueError):
     """The body cannot be routed. ``param`` names the member at fault, or is None."""
@@ -46,7 +50,7 @@ def small(members: Mapping[str, msgspec.Raw], name: str) -> Any:
     if raw is None or len(memoryview(raw)) > _SMALL_BYTES:
         return None
     try:
-        return msgspec.json.decode(raw)
+        return _DECODE_ANY(raw)
     except msgspec.MsgspecError:  # no UTF-8, or a number out of range: neither is seen before it is decoded
         return None
 
@@ -65,7 +69,7 @@ def flag(members: Mapping[str, msgspec.Raw], name: str) -> bool:
 def decode_members(body: bytes) -> Members:
     """The top-level members of a JSON object. Raises InvalidRequest."""
     try:
-        return msgspec.json.decode(body, type=Members)
+        return _DECODE(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"the request body is not a JSON object: {error}") from None
 
@@ -83,14 +87,14 @@ def without_steering(members: Members) -> Members:
 
     Raises InvalidRequest for ``vllm_xargs`` that cannot be read: what steers an engine could hide in them.
     """
-    kept = {k: v for k, v in members.items() if k not in ENGINE_MEMBERS and k not in PRIVATE_MEMBERS}
+    kept = {k: v for k, v in members.items() if k not in _NEVER_SENT}
     xargs = kept.get(XARGS_FIELD)
     if xargs is None:
         return kept
     if len(memoryview(xargs)) > _MAX_XARGS_BYTES:
         raise InvalidRequest(f"vllm_xargs are larger than {_MAX_XARGS_BYTES} bytes", XARGS_FIELD)
     try:
-        inner = msgspec.json.decode(xargs, type=Members)
+        inner = _DECODE(xargs)
     except msgspec.ValidationError:
         return kept  # null or not an object: the engine's validation answers for it
     except (msgspec.MsgspecError, RecursionError) as error:

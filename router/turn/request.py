@@ -82,6 +82,21 @@ def _is_prompt_list(prompt: msgspec.Raw | None) -> bool:
     return prompt is not None and _LIST_OF_NO_IDS.match(memoryview(prompt)) is not None
 
 
+_MAY_FORBID: Final = frozenset(
+    {
+        "n",
+        "best_of",
+        "use_beam_search",
+        "prompt_logprobs",
+        "prompt_embeds",
+        "prompt",
+        "echo",
+        "truncate_prompt_tokens",
+    }
+)
+"""Members that have to be there for a request to be one that cannot be split."""
+
+
 def unsplit_reason(endpoint: Endpoint, members: Mapping[str, msgspec.Raw]) -> Unsplit | None:
     """Why this request cannot be split, None where it can.
 
@@ -89,6 +104,8 @@ def unsplit_reason(endpoint: Endpoint, members: Mapping[str, msgspec.Raw]) -> Un
     """
     if endpoint is Endpoint.OTHER:
         return Unsplit.ENDPOINT
+    if _MAY_FORBID.isdisjoint(members):
+        return None
     rules: tuple[tuple[Unsplit, bool], ...] = (
         (Unsplit.CHOICES, _present(members, "n") and small(members, "n") != 1),
         (Unsplit.BEST_OF, _present(members, "best_of") and small(members, "best_of") != 1),
@@ -132,7 +149,9 @@ _CLIENT_ID_CHARS: Final = 256
 
 def client_id(headers: Mapping[str, str], turn_id: str) -> str:
     """The client's ``x-request-id``, made safe for headers and logs; ours where it gave none."""
-    given = headers.get("x-request-id", "")
+    given = headers.get("x-request-id")
+    if not given:
+        return turn_id
     return "".join(c for c in given if c.isascii() and c.isprintable())[:_CLIENT_ID_CHARS] or turn_id
 
 
@@ -143,7 +162,11 @@ _CONVERSATION_HEADERS: Final = (
     "x-session-affinity",
     "x-correlation-id",
 )
+_ID_HEADERS: Final = frozenset(_CONVERSATION_HEADERS)
+_ID_MEMBERS: Final = frozenset({"session_id", "conversation_id", XARGS_FIELD})
+"""Where an id may stand: in none of them for most requests."""
 _CONVERSATION_CHARS: Final = 128
+_DECODE_NAME: Final = msgspec.json.Decoder(str | None).decode
 
 
 def conversation_hint(headers: Mapping[str, str], members: Mapping[str, msgspec.Raw]) -> str:
@@ -152,6 +175,8 @@ def conversation_hint(headers: Mapping[str, str], members: Mapping[str, msgspec.
     ``session_id`` in the body, then ``X-Session-ID``, and ``vllm_xargs.session_id`` last is the order of vLLM
     0.29 and later.
     """
+    if _ID_HEADERS.isdisjoint(headers) and _ID_MEMBERS.isdisjoint(members):
+        return ""
     for given in _conversation_ids(headers, members):
         if not given:
             continue
@@ -199,7 +224,7 @@ def read_request(
     by_name = dict(headers)
     model = members.get("model")
     try:
-        name = msgspec.json.decode(model, type=str | None) if model is not None else None
+        name = _DECODE_NAME(model) if model is not None else None
     except (msgspec.MsgspecError, UnicodeDecodeError):
         raise InvalidRequest("model has to be a string", "model") from None
     return Request(
