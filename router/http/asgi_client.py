@@ -149,18 +149,17 @@ class AsgiClient:
         await self.end()
 
 
-async def unless_client_leaves(
+def unless_client_leaves(
     turn: Coroutine[Any, Any, None], receive: Receive, client: AsgiClient, straight: Straight | None
-) -> None:
+) -> Coroutine[Any, Any, None]:
     """Run ``turn`` to its end, or cancel it and wait for its clean-up as soon as the client has left.
 
     A turn whose answer is complete is not cut off: the connection of a client that has all it wants may close
     while the turn still puts things in order.
     """
     if straight is None:
-        await _beside_a_watch(turn, receive, client)
-    else:
-        await _until_called(turn, straight, client)
+        return _beside_a_watch(turn, receive, client)
+    return _until_called(turn, straight, client)
 
 
 async def _until_called(turn: Coroutine[Any, Any, None], straight: Straight, client: AsgiClient) -> None:

@@ -8,6 +8,7 @@ nothing behind.
 from __future__ import annotations
 
 import asyncio
+import functools
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -103,18 +104,13 @@ class DecodeLeg:
                 if answer.status != 200:
                     leg.answered(answer.status, answer.headers)
                     await self._refuse(answer)
-                media = _header(answer, "content-type").partition(";")[0].strip().lower()
-                encoding = _header(answer, "content-encoding").strip().lower()
+                media, encoding = _kind_of(answer)
                 streamed = media == _EVENT_STREAM
-                is_split = self.plan.kind is not Kind.UNSPLIT
-                if encoding not in ("", "identity") and (streamed or is_split):
+                if encoding not in ("", "identity") and (streamed or self.plan.kind is not Kind.UNSPLIT):
                     # Nothing private could be taken out of it, and nothing be added.
                     raise self._nonsense(leg, f"an answer in {encoding!r} encoding, which was not asked for")
-                lifts_ids = sent.lifts_ids
-                tap_settings = tap.TapSettings(
-                    lift_token_ids=lifts_ids,
-                    hide_token_ids=lifts_ids and not request.wants_token_ids,
-                    expose_params=settings.expose_params,
+                tap_settings = _tap_settings(
+                    sent.lifts_ids, sent.lifts_ids and not request.wants_token_ids, settings.expose_params
                 )
                 if streamed:
                     await self._stream(answer, tap_settings, sent_at_s, leg, end_watch)
@@ -264,11 +260,14 @@ class DecodeLeg:
             came.append(piece)
             return False
 
-        try:
-            async with asyncio.timeout(None if limit_s is None else max(limit_s - since_s, 0.0)):
-                await answer.pump(take_one)
-        except TimeoutError:
-            raise TimedOut("first token", limit_s or 0.0) from None
+        if limit_s is None:
+            await answer.pump(take_one)
+        else:
+            try:
+                async with asyncio.timeout(max(limit_s - since_s, 0.0)):
+                    await answer.pump(take_one)
+            except TimeoutError:
+                raise TimedOut("first token", limit_s) from None
         return came[0] if came else None
 
     def _ends_without_done(self, end: tap.TapEnd) -> bool:
@@ -324,11 +323,21 @@ class DecodeLeg:
         return [*kept, *ours, *explain]
 
 
-def _header(answer: AnswerStream, name: str) -> str:
-    for given, value in answer.headers:
-        if given == name:
-            return value
-    return ""
+@functools.cache
+def _tap_settings(lifts_ids: bool, hides_ids: bool, exposes_params: bool) -> tap.TapSettings:  # noqa: FBT001
+    """One of the few that there are."""
+    return tap.TapSettings(lift_token_ids=lifts_ids, hide_token_ids=hides_ids, expose_params=exposes_params)
+
+
+def _kind_of(answer: AnswerStream) -> tuple[str, str]:
+    """The media type and the encoding of an answer, in lower case; empty where it says nothing."""
+    media = encoding = ""
+    for name, value in answer.headers:
+        if name == "content-type":
+            media = media or value.partition(";")[0].strip().lower()
+        elif name == "content-encoding":
+            encoding = encoding or value.strip().lower()
+    return media, encoding
 
 
 def held_ids(prefilled: Prefilled | None, answer: reading.Answer, held_tokens: int) -> array[int] | None:
