@@ -44,22 +44,20 @@ class Probe(Protocol):
         """Probe one node; failures are values, but for ``Exhausted``, which is none of the node's."""
 
 
-class _Open:
-    """A leg for as long as it is open: the context that ``Fleet.leg`` gives."""
+class _OpenLeg(Leg):
+    """A leg that its fleet counts for as long as it is open: what ``Fleet.leg`` gives."""
 
-    __slots__ = ("_fleet", "_key", "_leg", "_peer", "_with_handle")
-
-    def __init__(self, fleet: "Fleet", key: str, *, with_handle: bool, peer: str) -> None:
-        self._fleet, self._key, self._with_handle, self._peer = fleet, key, with_handle, peer
+    __slots__ = ("fleet",)
+    fleet: "Fleet"
 
     def __enter__(self) -> Leg:
-        self._leg = self._fleet._opened(self._key, with_handle=self._with_handle, peer=self._peer)
-        return self._leg
+        self.fleet._opened(self._key, self)
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._fleet._closed(self._key, self._leg, error)
+        self.fleet._closed(self._key, self, error)
 
 
 class Fleet:
@@ -128,28 +126,27 @@ class Fleet:
 
     # -- legs --------------------------------------------------------------------------------------------
 
-    def leg(self, key: str, *, with_handle: bool = False, peer: str = "") -> _Open:
-        """Count a leg on a node for as long as it is open, however it ends.
+    def leg(self, key: str, *, with_handle: bool = False, peer: str = "") -> _OpenLeg:
+        """Count a leg on a node for as long as it is open, however it ends: for a ``with`` that follows.
 
         An UpstreamError that passes through is a verdict, as are the calls of the leg itself.
         ``with_handle``: it reads from a decode node, and may fail because of that one. ``peer``: the prefill
         node that a decode leg reads from.
         """
-        return _Open(self, key, with_handle=with_handle, peer=peer)
-
-    def _opened(self, key: str, *, with_handle: bool, peer: str) -> Leg:
         known = self._known.get(key)
-        is_closed = (
-            known is None or known.breaker.circuit is Circuit.CLOSED
-        )  # time alone does not change that
+        # A closed breaker is not opened by time alone.
+        is_closed = known is None or known.breaker.circuit is Circuit.CLOSED
         on_trial = not is_closed and self._goes_on_trial(key)
-        leg = Leg(self, key, with_handle=with_handle, on_trial=on_trial, peer=peer)
+        leg = _OpenLeg(self, key, with_handle=with_handle, on_trial=on_trial, peer=peer)
+        leg.fleet = self
+        return leg
+
+    def _opened(self, key: str, leg: Leg) -> None:
         legs = self._legs.get(key)
         if legs is None:
             legs = self._legs[key] = set()
         legs.add(leg)
         self._uncounted[key] = None
-        return leg
 
     def _closed(self, key: str, leg: Leg, error: BaseException | None) -> None:
         if error is not None and isinstance(error, UpstreamError):

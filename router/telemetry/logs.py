@@ -43,10 +43,9 @@ class FactLog:
     """Turns facts into log records; their fields travel in ``record.fields``."""
 
     def __call__(self, fact: Fact) -> None:
-        if isinstance(fact, TurnTraced):
-            return  # its turn has its line already
         level = _level(fact)
-        if LOGGER.isEnabledFor(level):
+        # Of a turn that is traced there is a line already.
+        if LOGGER.isEnabledFor(level) and not isinstance(fact, TurnTraced):
             LOGGER.log(level, _headline(fact), extra={"fields": _fields(fact)})
 
 

@@ -63,4 +63,7 @@ def _looks_single(request: Request, lineage: Lineage) -> bool:
 
 
 def _says_true(headers: Sequence[tuple[str, str]], name: str) -> bool:
-    return "true" in [value.strip().lower() for given, value in headers if given == name]
+    for given, value in headers:  # noqa: SIM110 - without a generator's frame
+        if given == name and value.strip().lower() == "true":
+            return True
+    return False

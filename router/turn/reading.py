@@ -59,7 +59,10 @@ class Answer:
     @property
     def unsound_finish(self) -> str | None:
         """The first finish reason by which an engine says that a choice did not come to its end."""
-        return next((reason for reason in self.finish_reasons if reason in _UNSOUND), None)
+        for reason in self.finish_reasons:
+            if reason in _UNSOUND:
+                return reason
+        return None
 
 
 class Seen(NamedTuple):

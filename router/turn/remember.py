@@ -119,7 +119,7 @@ class Memory:
             prompt_bytes=lineage.sizes_bytes[-1],
             reused_tokens=(prefilled.reused_tokens or 0) if prefilled is not None else 0,
             computed_at_s=self.context.now(),
-            finish=FinishKind.of(next(iter(ended.answer.finish_reasons), "")),
+            finish=FinishKind.of(ended.answer.finish_reasons[0] if ended.answer.finish_reasons else ""),
             plan=plan.kind,
             reason=plan.reason,
         )

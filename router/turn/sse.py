@@ -115,11 +115,17 @@ class Framer:
                 at = 1
         if self._held:
             at = self._complete_held(chunk, events)
-        size, has_cr = len(chunk), chunk.find(b"\r") >= 0
+        size, has_cr, limit = len(chunk), chunk.find(b"\r") >= 0, self._max_event_bytes
         while at < size:
             start = self._lines_start(chunk, at) if self._at_start else at
-            end = _event_end(chunk, start, start) if has_cr else _plain_event_end(chunk, start)
-            self._check_size((size if end is None else end) - at)
+            if has_cr or chunk.startswith(b"\n", start):
+                end = _event_end(chunk, start, start)
+            else:
+                # Lines that all end in LF, as nearly all do.
+                blank = chunk.find(b"\n\n", start)
+                end = None if blank < 0 else blank + 2
+            if (size if end is None else end) - at > limit:
+                raise EventTooLarge(limit)
             if end is None:
                 self._held += chunk[at:]
                 break
@@ -166,14 +172,6 @@ def ends_event(chunk: bytes) -> bool:
     True for what servers send (`\\n\\n`, `\\r\\n\\r\\n`); False may also mean that it takes a closer look.
     """
     return chunk.endswith((b"\n\n", b"\r\n\r\n"))
-
-
-def _plain_event_end(buffer: bytes, start: int) -> int | None:
-    """As ``_event_end``, for lines that all end in LF."""
-    if buffer.startswith(b"\n", start):
-        return start + 1
-    end = buffer.find(b"\n\n", start)
-    return None if end < 0 else end + 2
 
 
 def _event_end(buffer: bytes | bytearray, start: int, search_from: int) -> int | None:

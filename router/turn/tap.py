@@ -143,17 +143,23 @@ class Tap:
 
         Raises `EventTooLarge`; the stream is then to be treated as broken off.
         """
+        not_plain: bytes | None = None
         if self._framer.at_rest and len(chunk) <= self._max_event_bytes:
             begin = self._before_text
             if begin is not None and chunk.startswith(begin) and chunk.endswith(self._behind_text):
                 text_end = len(chunk) - len(self._behind_text)
                 if TEXT.fullmatch(chunk, len(begin), text_end) is not None:
                     return chunk
-            if ends_event(chunk) and self._is_plain(chunk):
-                if self._lessons < _MAX_LESSONS:
-                    self._learn(chunk)
-                return chunk
-        return b"".join([self._forward(event) for event in self._framer.feed(chunk)])
+            if ends_event(chunk):
+                if self._is_plain(chunk):
+                    if self._lessons < _MAX_LESSONS:
+                        self._learn(chunk)
+                    return chunk
+                not_plain = chunk
+        events = self._framer.feed(chunk)
+        if len(events) == 1:
+            return self._forward(events[0], not_plain)
+        return b"".join([self._forward(event, not_plain) for event in events])
 
     def answer(self) -> Answer:
         """What has been read so far."""
@@ -189,10 +195,12 @@ class Tap:
         if text is not None and events.startswith(b'"', text.end()):
             self._before_text, self._behind_text = events[:start], events[text.end() :]
 
-    def _forward(self, event: Event) -> bytes:
+    def _forward(self, event: Event, not_plain: bytes | None) -> bytes:
+        """What the client gets of an event. ``not_plain`` was looked at already, as a whole."""
         if event.is_remainder:
             return b"" if self._withheld else event.raw
-        forwarded = event.raw if self._is_plain(event.raw) else self._read(event)
+        is_plain = event.raw is not not_plain and self._is_plain(event.raw)
+        forwarded = event.raw if is_plain else self._read(event)
         self._withheld = not forwarded
         return forwarded
 

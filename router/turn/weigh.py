@@ -139,6 +139,8 @@ def sizes_of(situation: Situation) -> Sizes:
 
 def _best(ways: Sequence[_Way]) -> _Way | None:
     """The least of those that may be taken; of such as are as good as that, the one to be preferred."""
+    if len(ways) == 1:
+        return ways[0] if not ways[0].why_not else None
     usable = [way for way in ways if not way.why_not]
     if len(usable) <= 1:
         return usable[0] if usable else None
