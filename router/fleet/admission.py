@@ -103,14 +103,15 @@ class Admission:
         for key in before:
             if key not in place.nodes:
                 self._give(self._on_node, key)
-        is_first = self._plan(place)
+        is_first = not place.planned and self._plan(place)
         if self.waiting and (is_first or before - place.nodes):
             self.look()
 
     def leave(self, place: Place) -> None:
         """The turn has ended, or waits no more. Safe to call again."""
         if place.admitted:
-            self._plan(place)
+            if not place.planned:
+                self._plan(place)
             for key in place.nodes:
                 self._give(self._on_node, key)
             place.admitted, place.nodes = False, frozenset()

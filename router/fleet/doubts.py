@@ -96,7 +96,7 @@ class Doubts:
 
         A prefix cache lives as long as its engine's process, and so does this doubt.
         """
-        tainted = self._tainted.get(origin)
+        tainted = self._tainted.get(origin) if self._tainted else None
         if tainted is None:
             return None
         process = process_of(engine_id)

@@ -122,13 +122,13 @@ class Mean:
     prior: float
     prior_weight: float = 4.0
     half_life_s: float = 300.0
+    value: float = 0.0
     _sum: float = 0.0
     _weight: float = 0.0
     _at_s: float = 0.0
 
-    @property
-    def value(self) -> float:
-        return (self.prior * self.prior_weight + self._sum) / (self.prior_weight + self._weight)
+    def __post_init__(self) -> None:
+        self.value = self.prior
 
     def observe(self, value: float, now_s: float, weight: float = 1.0) -> None:
         passed_s = now_s - self._at_s
@@ -139,3 +139,4 @@ class Mean:
             self._weight *= factor
         self._sum += value * weight
         self._weight += weight
+        self.value = (self.prior * self.prior_weight + self._sum) / (self.prior_weight + self._weight)

@@ -31,7 +31,7 @@ from router.telemetry.facts import (
     UsageAfterRelease,
 )
 from router.telemetry.shared_metrics import shared
-from router.telemetry.tally import Tally, TurnKind, Turns
+from router.telemetry.tally import Tally, TurnKind
 
 # The buckets of vLLM's own time_to_first_token_seconds and e2e_request_latency_seconds (vllm/v1/metrics), so
 # that both can be laid over each other.
@@ -77,8 +77,8 @@ class _Series(Generic[_M]):
 class Metrics(Collector):
     """Counts facts. ``registry`` is the router's own, so that two routers in one process do not mix.
 
-    Turns and handles are added up (``router.telemetry.tally``) until the registry is read. Where processes
-    share their figures nobody reads it: ``pour`` is then called now and then, and at the end.
+    Turns and handles wait (``router.telemetry.tally``) until the registry is read. Where processes share
+    their figures nobody reads it: ``pour`` is then called now and then, and at the end.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -264,32 +264,36 @@ class Metrics(Collector):
         if self._tally.turn(turn):
             self.pour()
 
-    def _tell(self, kind: TurnKind, turns: Turns) -> None:
+    def _tell(self, kind: TurnKind, turns: Sequence[TurnEnded]) -> None:
         plan, reason, ended_by, endpoint, status, stream = kind
-        self._turns.of(plan, reason, ended_by).inc(turns.turns)
-        self._answers.of(endpoint, str(status)).inc(turns.turns)
-        if turns.prompts:
-            self._prompt_tokens.of(plan).inc(turns.prompt_tokens)
+        self._turns.of(plan, reason, ended_by).inc(len(turns))
+        self._answers.of(endpoint, str(status)).inc(len(turns))
+        told = [turn for turn in turns if turn.prompt_tokens]
+        if told:
+            self._prompt_tokens.of(plan).inc(sum(turn.prompt_tokens or 0 for turn in told))
             # Of a prompt whose length nobody told there is no share either.
-            self._reused_tokens.of(plan).inc(turns.reused_tokens)
-            self._moved_tokens.of(plan).inc(turns.moved_tokens)
-        if turns.completion_tokens:
-            self._completion_tokens.of(plan).inc(turns.completion_tokens)
-        timed = (
-            (self._first_byte, (plan, _yes(stream)), turns.first_byte_s),
-            (self._turn_s, (plan,), turns.total_s),
-            (self._wait, (), turns.waited_s),
-            (self._verify, (), turns.verify_s),
-            (self._gap, (), turns.gap_s),
-            (self._prefill, (plan,), turns.prefill_s),
-            (self._decode, (plan,), turns.decode_s),
-            (self._estimates, (plan,), turns.estimate_ratio),
-        )
-        for histogram, labels, values in timed:
-            if values:
-                observe = histogram.of(*labels).observe
-                for value in values:
-                    observe(value)
+            self._reused_tokens.of(plan).inc(sum(turn.reused_tokens or 0 for turn in told))
+            self._moved_tokens.of(plan).inc(sum(turn.moved_tokens or 0 for turn in told))
+        completion_tokens = sum(turn.completion_tokens or 0 for turn in turns)
+        if completion_tokens:
+            self._completion_tokens.of(plan).inc(completion_tokens)
+        _observe(self._first_byte, (plan, _yes(stream)), [turn.first_byte_s for turn in turns])
+        _observe(self._turn_s, (plan,), [turn.total_s for turn in turns])
+        _observe(self._wait, (), [turn.waited_s for turn in turns])
+        _observe(self._verify, (), [turn.verify_s for turn in turns])
+        _observe(self._gap, (), [turn.gap_s for turn in turns])
+        _observe(self._prefill, (plan,), [turn.prefill_s for turn in turns])
+        _observe(self._decode, (plan,), [turn.decode_s for turn in turns])
+        _observe(self._estimates, (plan,), [turn.estimate_ratio for turn in turns])
+
+
+def _observe(histogram: _Series[Histogram], labels: tuple[str, ...], values: Sequence[float | None]) -> None:
+    """Tell a histogram of those values that there are; it has no series for what was never seen."""
+    known = [value for value in values if value is not None]
+    if known:
+        observe = histogram.of(*labels).observe
+        for value in known:
+            observe(value)
 
 
 def _yes(said: bool) -> str:  # noqa: FBT001 - the value of a label

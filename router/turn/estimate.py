@@ -104,7 +104,8 @@ def on_prefill(
     compute = max(prompt - held - move, 1.0)
     ready_s = load.move.fixed_s + load.move.token_s * move if move else 0.0
     busy_s = load.compute.token_s * compute
-    seconds = max(load.queue_s, ready_s) + load.compute.fixed_s + busy_s
+    wait_s = load.queue_s if load.queue_s > ready_s else ready_s
+    seconds = wait_s + load.compute.fixed_s + busy_s
     if verify is not None:
         seconds += verify.fixed_s + verify.token_s * prompt
     return PrefillPart(seconds, BUSY_PRICE * busy_s, compute, move, expected)

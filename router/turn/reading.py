@@ -152,12 +152,10 @@ class Reading:
 
     def answer(self) -> Answer:
         """What has been read so far."""
-        if self._answer is None or self._answer.params is not self._params_of_one():
-            self._answer = self._told()
-        return self._answer
-
-    def _params_of_one(self) -> bytes | None:
-        return None if self._several_choices else self.params
+        answer = self._answer
+        if answer is None or not (self._several_choices or answer.params is self.params):
+            answer = self._answer = self._told()
+        return answer
 
     def _read_ids(self, document: DocumentOfIds) -> tuple[int, int]:
         """Takes the token ids; how many members for them there are, and how many are not null."""
@@ -174,10 +172,12 @@ class Reading:
         return present, present - ids.count(b"null")
 
     def _told(self) -> Answer:
+        reasons = self._finish_reasons
+        in_order = sorted(reasons.items()) if len(reasons) > 1 else reasons.items()
         return Answer(
-            params=self._params_of_one(),
+            params=None if self._several_choices else self.params,
             several_choices=self._several_choices,
-            finish_reasons=tuple(reason for _, reason in sorted(self._finish_reasons.items())),
+            finish_reasons=tuple([reason for _, reason in in_order]),
             prompt_token_ids=self._prompt_token_ids,
             answer_token_ids=None if self._answer_token_ids is None else self._answer_token_ids[:],
             usage=self._usage,

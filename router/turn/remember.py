@@ -133,12 +133,17 @@ class Memory:
             except nixl.NotParams:
                 params = None
         is_delivered = prefilled is not None and prefilled.params is not None
-        if is_delivered:
-            self._learn_handles(plan.decode, is_there=params is not None)
+        learned = self._handles_told(plan.decode, is_there=params is not None) if is_delivered else {}
         if params is not None:
             self.context.fleet.learn(
-                node, engine_id=params.engine_id or None, push_mode=params.push_mode, stamps=params.stamped
+                node,
+                engine_id=params.engine_id or None,
+                push_mode=params.push_mode,
+                stamps=params.stamped,
+                **learned,
             )
+        elif learned:
+            self.context.fleet.learn(node, **learned)
         accepted = accept(
             Finish(
                 params=self._reachable(plan, ended),
@@ -162,15 +167,17 @@ class Memory:
             self.context.facts.publish(HandleFact(Outcome.UNUSABLE, node, 0, accepted))
         return None
 
-    def _learn_handles(self, decode: Node, *, is_there: bool) -> None:
-        """Whether D's answers carry handles. One that did proves it; one that did not may have had none.
+    def _handles_told(self, decode: Node, *, is_there: bool) -> dict[str, bool]:
+        """What this answer tells of whether D's answers carry handles, by its name in ``Engine``.
 
+        One that did proves it; one that did not may have had none.
         A stop string ends a request as an abort inside the engine, which leaves no handle behind.
         """
         known = self.context.fleet.engine(decode.key) or decode.engine
         name = "stream_handle" if self.request.stream else "whole_handle"
         if is_there or (getattr(known, name) is not True and "stop" not in self.request.members):
-            self.context.fleet.learn(decode.key, **{name: is_there})
+            return {name: is_there}
+        return {}
 
     def _reachable(self, plan: Plan, ended: Ended) -> bytes | None:
         """D's params, with an address that P can reach where the operator says they name none."""

@@ -118,7 +118,7 @@ class Framer:
         size, has_cr, limit = len(chunk), chunk.find(b"\r") >= 0, self._max_event_bytes
         while at < size:
             start = self._lines_start(chunk, at) if self._at_start else at
-            if has_cr or chunk.startswith(b"\n", start):
+            if has_cr or (start < size and chunk[start] == _LF):
                 end = _event_end(chunk, start, start)
             else:
                 # Lines that all end in LF, as nearly all do.

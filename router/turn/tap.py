@@ -197,7 +197,7 @@ class Tap:
 
     def _forward(self, event: Event, not_plain: bytes | None) -> bytes:
         """What the client gets of an event. ``not_plain`` was looked at already, as a whole."""
-        if event.is_remainder:
+        if event.start and event.is_remainder:
             return b"" if self._withheld else event.raw
         is_plain = event.raw is not not_plain and self._is_plain(event.raw)
         forwarded = event.raw if is_plain else self._read(event)
@@ -213,11 +213,12 @@ class Tap:
             data = raw[start:end]
         else:
             data = b"\n".join([raw[start:end] for start, end in spans])
-        if not data or data.isspace():
-            return raw
-        if data.startswith(_DONE):
-            self.done = True
-            return raw
+        if not data.startswith(b"{"):
+            if not data or data.isspace():
+                return raw
+            if data.startswith(_DONE):
+                self.done = True
+                return raw
         seen = self._reading.read(data)
         if not _may_need_edits(data, self._settings):
             return raw

@@ -186,6 +186,8 @@ def _keeps(node: Node, trace: Trace) -> bool:
 
 def _equals(node: Node, at: int, first: int, count: int) -> tuple[int, int]:
     """Where a node stands among equals: the fewest open legs for its weight, then whose turn it is."""
+    if count == 1:
+        return (0, 0)
     return (round(100 * node.in_flight / node.weight), (at - first) % count)
 
 
