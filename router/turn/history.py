@@ -5,6 +5,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
+from itertools import accumulate
 from operator import itemgetter
 from typing import Any, Final
 
@@ -25,8 +26,8 @@ Each costs microseconds and a hundred bytes, while all other turns wait: 64 MB o
 _STRINGS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _decode_messages: Final = msgspec.json.Decoder(list[dict[str, Any]]).decode
 _GOES_ON: Final = re.compile(rb"[ \t\r\n]*,[ \t\r\n]*(?=\{)")
-_BETWEEN: Final = re.compile(rb'\}[ \t\r\n]*,[ \t\r\n]*(?=\{[ \t\r\n]*")')
-"""Between two messages, or two of what a message is made of; in no text, as it ends with a bare quote."""
+_BETWEEN: Final = re.compile(rb'\}[ \t\r\n]*,[ \t\r\n]*(?=\{[ \t\r\n]*["}])')
+"""Between two messages, or two of what a message is made of; seldom in a text, which a bare quote ends."""
 _PLAIN_VALUES: Final = 3
 """What a plain message counts at least: itself, its role, its text. Its calls are no finer than texts."""
 _NO_STRIDE: Final = Stride(0, b"", array("Q"), 0, 0, ())
@@ -128,12 +129,13 @@ class History:
         """Go on by messages of texts alone, whose canonical forms are given."""
         depth = len(self.keys)
         key, size_bytes = self._last
+        keep = self.keys.append
         for form in encoded:
             key = sha256(key + form).digest()[:KEY_BYTES]
-            size_bytes += len(form)
-            self.keys.append(key)
-            self.sizes_bytes.append(size_bytes)
-        self._last = key, size_bytes
+            keep(key)
+        sizes_bytes = list(accumulate(map(len, encoded), initial=size_bytes))
+        self.sizes_bytes += sizes_bytes[1:]
+        self._last = key, sizes_bytes[-1]
         if not self.own_depth:
             users = (at for at, message in enumerate(messages, depth + 1) if message.role == "user")
             self.own_depth = next(users, 0)
@@ -178,7 +180,7 @@ def read_history(scope: bytes, raw: msgspec.Raw, shown_bytes: int, prefixes: Pre
     history = History(scope, shown_bytes, walk.known)
     known_depth = len(history.keys)
     resume_at = walk.known[-1].resume_at if walk.known else 0
-    reader = _Reader(history, bytes(view), resume_at)
+    reader = _Reader(history, view, resume_at)
     reader.read(STRIDE_BYTES if prefixes is None else prefixes.stride_bytes)
     if prefixes is not None and len(walk.digests) > len(walk.known):
         _learn(prefixes, walk, history, known_depth, reader.ends)
@@ -192,7 +194,7 @@ class _Reader:
     bracket is open, and the piece is no JSON: so what could be read has ended where a message does.
     """
 
-    def __init__(self, history: History, data: bytes, resume_at: int) -> None:
+    def __init__(self, history: History, data: memoryview, resume_at: int) -> None:
         self.ends: list[tuple[int, int]] = []
         """Offset and depth of the end of each piece but the last, in rising order."""
         self._history = history
@@ -209,7 +211,7 @@ class _Reader:
             # Behind a message stands a comma or the end: an empty one before that makes a list of the rest.
             goes_on = _GOES_ON.match(self._data, self._at)
             if goes_on is None:
-                _decode_messages(b"[{}" + self._data[self._at :])
+                _decode_messages(b"".join((b"[{}", self._data[self._at :])))
                 return
             lead, self._at = b"[", goes_on.end()
         least_bytes = 0
@@ -220,7 +222,7 @@ class _Reader:
                 continue
             end, begin = found
             try:
-                self._add(b"%b%b]" % (lead, self._data[self._at : end]))
+                self._add(b"".join((lead, self._data[self._at : end], b"]")))
             except msgspec.ValidationError:
                 raise
             except msgspec.DecodeError:
@@ -229,7 +231,7 @@ class _Reader:
                 continue
             self.ends.append((end, len(self._history.keys)))
             lead, self._at, least_bytes = b"[", begin, 0
-        self._add(lead + self._data[self._at :])
+        self._add(b"".join((lead, self._data[self._at :])))
 
     def _add(self, messages: bytes) -> None:
         plain = read_plain(messages)
@@ -240,20 +242,21 @@ class _Reader:
             self._history.add_plain(*plain)
             return
         if not self._is_coarse:
-            require_coarse([self._data[self._at :]])
+            require_coarse([self._data[self._at :].tobytes()])
             self._is_coarse = True
         self._history.add(_decode_messages(messages))
 
 
-def _seeming_end(data: bytes, start: int, stop: int) -> tuple[int, int] | None:
+def _seeming_end(data: memoryview, start: int, stop: int) -> tuple[int, int] | None:
     """Where the last message seems to end in a part of a list, and where the one after it begins."""
-    at = data.rfind(b'},{"', start, stop)
+    part = data[start:stop].tobytes()
+    at = part.rfind(b'},{"')
     if at >= 0:
-        return at + 1, at + 2
+        return start + at + 1, start + at + 2
     last = None
-    for found in _BETWEEN.finditer(data, start, stop):
+    for found in _BETWEEN.finditer(part):
         last = found
-    return None if last is None else (last.start() + 1, last.end())
+    return None if last is None else (start + last.start() + 1, start + last.end())
 
 
 def _learn(
