@@ -287,9 +287,11 @@ class Load:
         for node in nodes:
             key = node.key
             if node.role is not Role.DECODE:
-                prefills[key] = self._prefill(key).load(node, mean_tokens, now_s, is_measured=is_measured)
+                prefill = self._prefills.get(key) or self._prefill(key)
+                prefills[key] = prefill.load(node, mean_tokens, now_s, is_measured=is_measured)
             if node.role is not Role.PREFILL:
-                decodes[key] = self._decode(key).load(node)
+                decode = self._decodes.get(key) or self._decode(key)
+                decodes[key] = decode.load(node)
         if len(self._prefills) > len(prefills) or len(self._decodes) > len(decodes):
             self._forget(prefills, decodes)
         ratio = self._bytes_per_token.get(model)

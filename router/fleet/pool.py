@@ -91,7 +91,10 @@ class Fleet:
         """When time alone changes something next: a breaker, a busy node, a node that leaves."""
         self._added, self._wake = False, asyncio.Event()
         """Whether a node is to be probed out of turn, and what ends the wait for the next one."""
+        self.has_limits = False
+        """Whether a node has, or once had, a limit of its own on open legs."""
         for node in nodes:
+            self.has_limits = self.has_limits or node.limit is not None
             self._known[node.key] = Known()
             self._pool = self._pool.with_node(replace(node, since_s=now()))
 
@@ -262,6 +265,7 @@ class Fleet:
         """Take a node in, and probe it soon; one that is there keeps what is known of it, and stays."""
         known, present = self._known.get(node.key), self._pool.get(node.key)
         drained = self._drains.why(node.key)
+        self.has_limits = self.has_limits or node.limit is not None
         if known is None or present is None:
             standing = Standing() if drained is None else after(Standing(), Event.DRAINED, drained)
             self._known[node.key], state = Known(standing), state_of(standing)[0]

@@ -50,8 +50,9 @@ class FactLog:
 
 
 def _level(fact: Fact) -> int:
+    # The most frequent first, by far.
     if isinstance(fact, HandleFact):
-        return logging.DEBUG  # the most frequent by far, with the next
+        return logging.DEBUG
     if isinstance(fact, TurnEnded):
         return logging.WARNING if fact.ended_by is EndedBy.FAULT else logging.INFO
     match fact:

@@ -62,6 +62,8 @@ class _Admitted:
         self._context.admission.leave(self._place)
 
     def _free(self) -> int | None:
+        if not limits_nodes(self._context):
+            return None
         return _free(self._context.admission, self._pools())
 
     def _wake(self) -> None:
@@ -77,12 +79,13 @@ async def _wait(woken: "asyncio.Future[None]", limit_s: float) -> None:
         raise errors.NoCapacity(f"no place for this turn became free within {limit_s:g} s") from None
 
 
+def limits_nodes(context: Context) -> bool:
+    """Whether anything bounds how many turns a node may have."""
+    return context.fleet.has_limits or context.admission.limits.node_turns is not None
+
+
 def with_room(admission: Admission, nodes: Sequence[Node]) -> Sequence[Node]:
     """Those that may get one more turn; all, where nodes have changed since this one was admitted."""
-    if admission.limits.node_turns is None:
-        limited = [node for node in nodes if node.limit is not None]
-        if not limited:
-            return nodes
     return [node for node in nodes if admission.room(node.key, node.limit) != 0] or nodes
 
 

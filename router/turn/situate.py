@@ -6,7 +6,7 @@ from router.fleet.node import Node, Role
 from router.fleet.snapshot import Pool
 from router.ledger.store import Found, LedgerUnavailable, Query, Relation
 from router.telemetry.facts import LedgerFailed
-from router.turn.admit import with_room
+from router.turn.admit import limits_nodes, with_room
 from router.turn.context import Context
 from router.turn.lineage import Lineage, lineage_of
 from router.turn.plan import Reason, Situation, Verify
@@ -78,14 +78,17 @@ def may_serve(pool: Pool, role: Role, model: str) -> Sequence[Node]:
 def situate(context: Context, request: Request, known: Known) -> Situation:
     """The situation of a turn as it is now."""
     pool, model, now_s = context.fleet.snapshot, request.model, context.now()
-    admission, settings = context.admission, context.settings
+    settings = context.settings
+    prefills, decodes = may_serve(pool, Role.PREFILL, model), may_serve(pool, Role.DECODE, model)
+    if limits_nodes(context):
+        prefills, decodes = with_room(context.admission, prefills), with_room(context.admission, decodes)
     return Situation(
         request=request,
         media_depth=known.lineage.media_depth,
         shape=known.lineage.shape,
         sizes_bytes=known.lineage.sizes_bytes,
-        prefills=with_room(admission, may_serve(pool, Role.PREFILL, model)),
-        decodes=with_room(admission, may_serve(pool, Role.DECODE, model)),
+        prefills=prefills,
+        decodes=decodes,
         readable=pool.readable(Role.DECODE),
         found=known.found,
         mode=settings.verify,

@@ -1,6 +1,7 @@
 """Turns that wait for a place: for a bounded time, in a bounded queue, and never between their legs."""
 
 import asyncio
+from dataclasses import replace
 
 import httpx
 
@@ -45,6 +46,20 @@ async def test_a_turn_waits_for_a_place_and_then_runs() -> None:
 
 async def test_a_node_takes_as_many_turns_as_it_may() -> None:
     async with http_pool(max_turns_per_node=2) as pool:
+        held = await hold(pool, 2)
+        waits = asyncio.create_task(pool.chat(named(7)))
+        await until(lambda: pool.router.context.admission.waiting == 1, "a turn that waits")
+        await let_go(held[:1])
+        assert (await waits).status_code == 200
+        await let_go(held)
+        await pool.idle()
+
+
+async def test_a_node_that_is_given_a_limit_of_its_own_keeps_it() -> None:
+    async with http_pool() as pool:
+        fleet = pool.router.context.fleet
+        for node in fleet.snapshot.nodes:
+            fleet.add(replace(node, limit=2))
         held = await hold(pool, 2)
         waits = asyncio.create_task(pool.chat(named(7)))
         await until(lambda: pool.router.context.admission.waiting == 1, "a turn that waits")

@@ -329,3 +329,12 @@ async def test_a_breaker_that_ejects_is_told_each_time_it_opens(upstream: Aiohtt
         leg.failed("again")
     ejections = [fact.ejection for fact in told.all if isinstance(fact, NodeChanged) and fact.ejection]
     assert ejections == [Ejection.LEGS_IN_A_ROW, Ejection.TRIAL]
+
+
+def test_whether_nodes_have_limits_is_known_from_the_begin_and_when_one_comes() -> None:
+    fleet, _ = scripted()
+    before = fleet.has_limits
+    fleet.add(replace(NODE, limit=2))
+    assert (before, fleet.has_limits) == (False, True)
+    assert fleet.snapshot.by_key[KEY].limit == 2
+    assert scripted(node=replace(NODE, limit=1))[0].has_limits
