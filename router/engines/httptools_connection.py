@@ -1,6 +1,7 @@
 """One connection to an engine: an asyncio protocol that writes requests and hands on what comes."""
 
 import asyncio
+import select
 import socket
 import ssl
 from collections.abc import Callable
@@ -32,6 +33,7 @@ class Connection(asyncio.Protocol):
     """
 
     __slots__ = (
+        "_arrivals",
         "_is_held_back",
         "_on_lost",
         "_sock",
@@ -60,6 +62,8 @@ class Connection(asyncio.Protocol):
         """On the loop's clock; when it last was put into the pool."""
         self.is_reading = True
         self._sock = sock
+        self._arrivals: select.poll | None = None
+        """Where there is nothing to tell of it raises nothing, as peeking into the socket would."""
         self._time = asyncio.get_running_loop().time
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
@@ -84,13 +88,10 @@ class Connection(asyncio.Protocol):
         A busy loop sees the end of an idle connection late, and bytes that were sent before the next request
         would pass for its answer.
         """
-        try:
-            self._sock.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        return False
+        if self._arrivals is None:
+            self._arrivals = select.poll()
+            self._arrivals.register(self._sock, select.POLLIN)
+        return not self._arrivals.poll(0)
 
     def send(self, head: bytes, body: bytes) -> None:
         """Write a request. Its body goes out as fast as the engine takes it."""

@@ -25,6 +25,9 @@ class Straight(ChunkWriter, Protocol):
     when_gone: Callable[[], None] | None
     """Called once when it does."""
 
+    def whole_body(self) -> bytes | None:
+        """The request's body, if all of it has come and nobody has taken any; None: it is to be received."""
+
     def start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
         """Begin an answer whose body goes this way. Headers have been checked."""
 

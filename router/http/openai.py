@@ -71,7 +71,11 @@ class InferenceRoute:
         client = AsgiClient(send, client_id(given, turn_id), straight)
         try:
             _check_media(given)
-            body = await self._body(receive, given)
+            body = straight.whole_body() if straight is not None else None
+            if body is None:
+                body = await self._body(receive, given)
+            elif len(body) > self.max_body_bytes:
+                raise errors.BodyTooLarge(_too_large(self.max_body_bytes))
             query = scope.get("query_string", b"").decode("latin-1")
             request = read_request(self.endpoint, scope["path"], headers, body, turn_id=turn_id, query=query)
         except _ClientLeft:

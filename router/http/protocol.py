@@ -66,6 +66,13 @@ class StraightWay:
         self.is_gone = False
         self.when_gone: Callable[[], None] | None = None
 
+    def whole_body(self) -> bytes | None:
+        cycle = self._cycle()
+        if cycle is None or cycle.more_body or cycle.disconnected:
+            return None
+        body, cycle.body = cycle.body, bytearray()
+        return bytes(body)
+
     def start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
         cycle = self._cycle()
         if cycle is None:

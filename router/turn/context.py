@@ -1,8 +1,9 @@
 """What every turn of a router shares, and the one face of a client that a turn sees."""
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from router.engines.upstream import Limits, Upstream
 from router.fleet.admission import Admission
@@ -56,7 +57,11 @@ class RelaySettings:
     def limits(self, answer_s: float | None, *, connect_within_s: float | None = None) -> Limits:
         """The bounds of a leg whose answer has to begin within ``answer_s`` seconds."""
         connect_s = self.connect_s if connect_within_s is None else min(self.connect_s, connect_within_s)
-        return Limits(connect_s, answer_s, self.idle_s, self.max_answer_bytes)
+        return _limits(connect_s, answer_s, self.idle_s, self.max_answer_bytes)
+
+
+_limits: Final = functools.lru_cache(maxsize=64)(Limits)
+"""Most legs of a router have the same."""
 
 
 @dataclass(frozen=True, slots=True)
