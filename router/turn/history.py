@@ -203,6 +203,9 @@ class _Reader:
         """Where the next piece begins: with a bracket, with a message, or with what follows a known one."""
         self._values = 0
         self._is_coarse = False
+        self._odd_in_a_row = 0
+        self._pass_over = 0
+        """So many pieces are not tried as plain ones: where some were not, the next one seldom is."""
 
     def read(self, stride_bytes: int) -> None:
         """Read all. Raises what ``read_history`` does."""
@@ -234,13 +237,19 @@ class _Reader:
         self._add(b"".join((lead, self._data[self._at :])))
 
     def _add(self, messages: bytes) -> None:
-        plain = read_plain(messages)
+        plain = read_plain(messages) if not self._pass_over else None
         if plain is not None:
+            self._odd_in_a_row = 0
             self._values += _PLAIN_VALUES * len(plain[0])
             if self._values > MAX_VALUES:
                 raise TooFine
             self._history.add_plain(*plain)
             return
+        if self._pass_over:
+            self._pass_over -= 1
+        else:
+            self._odd_in_a_row += 1
+            self._pass_over = self._odd_in_a_row - 1
         if not self._is_coarse:
             require_coarse([self._data[self._at :].tobytes()])
             self._is_coarse = True
