@@ -18,8 +18,10 @@ def tenant_of(headers: Sequence[tuple[str, str]], identity_header: str) -> bytes
     the credential names the tenant. A header that came twice is in doubt, as an engine or a gateway may read
     either: no identity.
     """
-    for name in (identity_header,) if identity_header else _CREDENTIAL_HEADERS:
-        values = [value for given, value in headers if given == name]
+    names = (identity_header,) if identity_header else _CREDENTIAL_HEADERS
+    named = [header for header in headers if header[0] in names]
+    for name in names if named else ():
+        values = [value for given, value in named if given == name]
         if len(values) > 1:
             return None
         if values and values[0]:

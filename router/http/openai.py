@@ -6,7 +6,7 @@ phase closes the open leg at once.
 
 import asyncio
 import logging
-import secrets
+import os
 from dataclasses import dataclass
 from typing import Final
 
@@ -64,7 +64,7 @@ class InferenceRoute:
     identity_header: str = ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        turn_id = f"brg-{secrets.token_hex(12)}"
+        turn_id = f"brg-{os.urandom(12).hex()}"
         headers = _headers(scope)
         given = dict(headers)
         straight = straight_of(scope)

@@ -29,7 +29,7 @@ from router.turn.prefill import Prefilled
 from router.turn.record import Record
 from router.turn.refusal import Refused
 from router.turn.request import Endpoint, Request
-from router.turn.waiting import while_expected
+from router.turn.waiting import WhileExpected
 
 _EVENT_STREAM: Final = "text/event-stream"
 _UNBUFFERED: Final = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
@@ -97,7 +97,7 @@ class DecodeLeg:
             sent.span as span,
             self.context.fleet.leg(node.key, peer=self._read_from()) as leg,
             self.context.load.decoding(node.key, self.context.now) as self.record.decode_legs,
-            while_expected(leg) as end_watch,
+            WhileExpected(leg) as end_watch,
         ):
             async with self.context.upstream.stream(node.origin, call) as answer:
                 span.answered(answer.status)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from router.turn.context import Context
 from router.turn.legs import (
@@ -23,8 +22,7 @@ _AHEAD_BYTES: Final = 131_072
 """Of a client's body; a copy of a larger one is made when it is sent, as many may wait for P at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ahead:
+class Ahead(NamedTuple):
     """What was made of a decode leg's request before P had answered. Serves one leg: its id is in it."""
 
     plan: Plan
@@ -36,8 +34,7 @@ class Ahead:
     headers: tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeRequest:
+class DecodeRequest(NamedTuple):
     """The request of one decode leg, but for the limits that its call will have."""
 
     lifts_ids: bool

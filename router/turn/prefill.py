@@ -29,7 +29,7 @@ from router.turn.refusal import Refused
 from router.turn.request import Request
 from router.turn.reuse import Reuse
 from router.turn.riding import Ride
-from router.turn.waiting import while_expected
+from router.turn.waiting import WhileExpected
 
 _LIFT_IDS = tap.TapSettings(lift_token_ids=True)
 
@@ -148,7 +148,7 @@ async def prefill(
             with (
                 context.load.prefilling(node.key, queued, context.now) as timing,
                 Ride(context, reuse.along) as ride,
-                while_expected(leg),
+                WhileExpected(leg),
             ):
                 answer = await context.upstream.send(node.origin, call)
                 span.answered(answer.status)

@@ -8,17 +8,14 @@ from router.engines.upstream import Broken
 from router.fleet.leg import Leg
 
 
-def while_expected(leg: Leg) -> "_Watch":
-    """Run what waits for a leg, and cancel it when its node is given up; for a ``with`` statement of a task.
+class WhileExpected:
+    """Runs what waits for a leg, and cancels it when its node is given up; for a task's ``with`` statement.
 
     Raises Broken then: whoever has no byte yet may go elsewhere. Gives what ends the watch, to be called as
     soon as something has come: a node that streams is alive, whatever its probes say.
+
+    As ``asyncio.timeout``, with a node's giving up for the time: each leg has one, and few fire.
     """
-    return _Watch(leg)
-
-
-class _Watch:
-    """As ``asyncio.timeout``, with a node's giving up for the time: each leg has one, and few fire."""
 
     __slots__ = ("_cancelling", "_handle", "_has_cancelled", "_leg", "_loop", "_task")
 

@@ -7,7 +7,7 @@ import pytest
 from router.engines.upstream import Broken
 from router.fleet.breaker import Verdict
 from router.fleet.leg import Leg
-from router.turn.waiting import while_expected
+from router.turn.waiting import WhileExpected
 
 
 class Nobody:
@@ -27,14 +27,14 @@ def a_leg() -> Leg:
 async def test_who_waits_need_not_wait_on() -> None:
     leg = a_leg()
     asyncio.get_running_loop().call_soon(leg.give_up, "no answer to a probe")
-    with pytest.raises(Broken, match="no answer to a probe"), while_expected(leg):
+    with pytest.raises(Broken, match="no answer to a probe"), WhileExpected(leg):
         await asyncio.Event().wait()
     assert leg.when_given_up is None
 
 
 async def test_after_the_first_byte_nobody_is_interrupted() -> None:
     leg = a_leg()
-    with while_expected(leg) as end_watch:
+    with WhileExpected(leg) as end_watch:
         end_watch()
         leg.give_up("no answer to a probe")
         await asyncio.sleep(0)
@@ -49,7 +49,7 @@ async def test_given_up_and_answered_at_once_the_answer_counts() -> None:
         leg.give_up("no answer to a probe")
 
     asyncio.get_running_loop().call_soon(both)
-    with while_expected(leg) as end_watch:
+    with WhileExpected(leg) as end_watch:
         await came.wait()
         end_watch()
         for _ in range(5):
@@ -57,5 +57,5 @@ async def test_given_up_and_answered_at_once_the_answer_counts() -> None:
 
 
 async def test_time_outs_of_others_stay_what_they_are() -> None:
-    with pytest.raises(TimeoutError), while_expected(a_leg()):
+    with pytest.raises(TimeoutError), WhileExpected(a_leg()):
         raise TimeoutError
