@@ -108,3 +108,19 @@ def test_of_a_process_that_ended_its_gauges_go_and_its_counts_stay(play: Callabl
     )
     assert value(scraped, "boomerang_open_turns") == 1
     assert value(scraped, "boomerang_ledger_expired_handles_total") == 2
+
+
+COUNTED = """
+from router.telemetry.facts import HandleFact, Outcome
+fact = HandleFact(Outcome.USED, "d", 100)
+"""
+
+
+def test_what_waits_to_be_counted_is_there_once_it_is_written(play: Callable[[str], str]) -> None:
+    """And at once where the process itself is asked."""
+    series = 'boomerang_handle_tokens_total{outcome="used"}'
+    play(COUNTED + "metrics(fact); write()")
+    assert value(play(COUNTED + "print(shared.scrape().decode())"), series) == 100
+    assert value(play(COUNTED + "metrics(fact); print(shared.scrape().decode())"), series) == 200
+    play(COUNTED + "metrics(fact); shared.pour()")
+    assert value(play("print(shared.scrape().decode())"), series) == 300
