@@ -244,7 +244,8 @@ class MemoryLedger:
             same = bool(query.conversation) and branch.conversation == query.conversation
             candidates.append(((absence is None, at_tip, same), branch, relation, absence))
         # Of equals the first, which is the newest.
-        _, branch, relation, absence = max(candidates, key=itemgetter(0))
+        best = candidates[0] if len(candidates) == 1 else max(candidates, key=itemgetter(0))
+        _, branch, relation, absence = best
         self._unlink(branch)
         self._link_newest(branch, now_s)
         handle = self._release(branch) if absence is None else None

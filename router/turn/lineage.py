@@ -11,8 +11,7 @@ harmless stays in, as a miss costs one cold turn.
 """
 
 from array import array
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from typing import Final
 
@@ -22,6 +21,7 @@ from router.turn.canonical import encode
 from router.turn.history import KEY_BYTES, TooFine, read_history, require_coarse
 from router.turn.prefixes import Prefixes
 from router.turn.request import Endpoint
+from router.values import value
 
 MAX_BOUNDARIES: Final = 4096
 STRIDE_BYTES: Final = 512
@@ -110,7 +110,7 @@ _decode_prompt: Final = msgspec.json.Decoder(str | list[int]).decode
 _UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, UnicodeError, OverflowError)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Lineage:
     """The chained digests of one request."""
 
@@ -159,12 +159,10 @@ def lineage_of(
         try:
             if endpoint is Endpoint.CHAT:
                 shown_bytes = sum(len(memoryview(shaping[shown])) for shown in _SHOWN if shown in shaping)
-                found = _of_messages(scope, history, shown_bytes, prefixes)
-            else:
-                found = _of_prompt(scope, history)
+                return _of_messages(scope, history, shown_bytes, prefixes, shaping)
+            return _of_prompt(scope, history, frozenset(shaping))
         except _UNREADABLE:
             return Lineage(scope, (), (), 1, 0)
-        return replace(found, shape=found.shape.union(shaping))
     except TooFine:
         return Lineage(bytes(KEY_BYTES), (), (), 1, 0)
 
@@ -201,7 +199,13 @@ def _scope(endpoint: Endpoint, shaping: Mapping[str, msgspec.Raw], tenant: bytes
     return state.digest()
 
 
-def _of_messages(scope: bytes, raw: msgspec.Raw, shown_bytes: int, prefixes: Prefixes | None) -> Lineage:
+def _of_messages(
+    scope: bytes,
+    raw: msgspec.Raw,
+    shown_bytes: int,
+    prefixes: Prefixes | None,
+    shaping: Iterable[str],
+) -> Lineage:
     history = read_history(scope, raw, shown_bytes, prefixes)
     dropped = max(len(history.keys) - MAX_BOUNDARIES, 0)
     media_depth = history.media_depths[-1]
@@ -211,11 +215,11 @@ def _of_messages(scope: bytes, raw: msgspec.Raw, shown_bytes: int, prefixes: Pre
         tuple(history.sizes_bytes[dropped:]),
         max(history.own_depth - dropped, 1),
         MAX_BOUNDARIES + 1 if dropped and media_depth else media_depth,
-        history.shape,
+        history.shape.union(shaping),
     )
 
 
-def _of_prompt(scope: bytes, raw: msgspec.Raw) -> Lineage:
+def _of_prompt(scope: bytes, raw: msgspec.Raw, shape: frozenset[str]) -> Lineage:
     """Boundaries at whole strides only: where a prompt ends, the next one has no boundary to meet it at.
 
     So a growing prompt extends the last whole stride of the one before, and one that grew by less than a
@@ -223,12 +227,14 @@ def _of_prompt(scope: bytes, raw: msgspec.Raw) -> Lineage:
     """
     prompt = _decode_prompt(raw)
     if isinstance(prompt, str):
-        return _of_strides(scope, prompt.encode(), STRIDE_BYTES, _PERSON_TEXT)
+        return _of_strides(scope, prompt.encode(), STRIDE_BYTES, _PERSON_TEXT, shape)
     packed = array("I", prompt)
-    return _of_strides(scope, packed.tobytes(), STRIDE_IDS * packed.itemsize, _PERSON_IDS)
+    return _of_strides(scope, packed.tobytes(), STRIDE_IDS * packed.itemsize, _PERSON_IDS, shape)
 
 
-def _of_strides(scope: bytes, data: bytes, stride_bytes: int, person: bytes) -> Lineage:
+def _of_strides(
+    scope: bytes, data: bytes, stride_bytes: int, person: bytes, shape: frozenset[str]
+) -> Lineage:
     view = memoryview(data)
     keys: list[bytes] = []
     previous = scope
@@ -239,4 +245,4 @@ def _of_strides(scope: bytes, data: bytes, stride_bytes: int, person: bytes) -> 
         keys.append(previous)
     dropped = max(len(keys) - MAX_BOUNDARIES, 0)
     sizes_bytes = tuple(stride_bytes * depth for depth in range(dropped + 1, len(keys) + 1))
-    return Lineage(scope, tuple(keys[dropped:]), sizes_bytes, 1, 0)
+    return Lineage(scope, tuple(keys[dropped:]), sizes_bytes, 1, 0, shape)

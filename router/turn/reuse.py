@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
 
 from router.engines import nixl
 from router.engines.upstream import Call, UpstreamError
@@ -17,13 +16,14 @@ from router.turn.legs import engine_headers
 from router.turn.plan import Plan, Reason, Situation, Verify, proof_limit
 from router.turn.record import Record
 from router.turn.release import Due
+from router.values import value
 
 _NO_RENDER_STATUS = frozenset({403, 404, 405, 501})
 """What an engine answers that has no such route. Not 401: that speaks of one caller, not of the engine."""
 _OK = 200
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Reuse:
     """What goes into the prefill leg. ``tokens`` is how many P can read with ``params``."""
 
