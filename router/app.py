@@ -244,8 +244,6 @@ class Router:
         finally:
             await context.ledger.close()
             await context.upstream.close()
-            if self.shared is not None:
-                self.shared.pour()
             if self.close_spans is not None:
                 await asyncio.to_thread(self.close_spans)
 
@@ -344,6 +342,6 @@ def build(settings: Settings, *, upstream: Upstream | None = None) -> Router:
     pins = PinCollector(releasing.state, lambda: len(context.releases), context.gaps)
     registry.register(pins)
     if settings.workers > 1 and shared_metrics.shared():
-        router.shared = SharedMetrics((state, pins, ProcessCollector(registry=None)), metrics.pour)
+        router.shared = SharedMetrics((state, pins, ProcessCollector(registry=None)))
     build_info(registry, __version__, settings.verify)
     return router

@@ -78,11 +78,11 @@ class Metrics(Collector):
     """Counts facts. ``registry`` is the router's own, so that two routers in one process do not mix.
 
     Turns and handles wait (``router.telemetry.tally``) until the registry is read. Where processes share
-    their figures nobody reads it: ``pour`` is then called now and then, and at the end.
+    their figures they do not: any of them may be asked for all, and what one counted that is killed stays.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._tally = Tally()
+        self._tally, self._waits = Tally(), not shared()
         registry.register(self)  # before all series, so that it comes first when they are read
 
         def counter(name: str, text: str, *labels: str) -> _Series[Counter]:
@@ -197,6 +197,8 @@ class Metrics(Collector):
                 self._turn(fact)
             case HandleFact():
                 self._tally.handle(fact)
+                if not self._waits:
+                    self.pour()
             case RequestRefused():
                 self._refusals.of(fact.code).inc()
             case LegFailed():
@@ -261,7 +263,7 @@ class Metrics(Collector):
     def _turn(self, turn: TurnEnded) -> None:
         if turn.ended_by is EndedBy.CLIENT:
             self._departures.of(turn.phase).inc()
-        if self._tally.turn(turn):
+        if self._tally.turn(turn) or not self._waits:
             self.pour()
 
     def _tell(self, kind: TurnKind, turns: Sequence[TurnEnded]) -> None:

@@ -6,7 +6,7 @@ second as gauges, and here is how those of several processes become one. Gauges 
 dropped; what it counted stays.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest, values
@@ -44,14 +44,10 @@ def shared() -> bool:
 
 
 class SharedMetrics:
-    """Writes down what ``collectors`` tell of this process, and answers scrapes for all.
+    """Writes down what ``collectors`` tell of this process, and answers scrapes for all."""
 
-    ``pour`` has the process's own series told what was only added up so far.
-    """
-
-    def __init__(self, collectors: Sequence[Collector], pour: Callable[[], None]) -> None:
+    def __init__(self, collectors: Sequence[Collector]) -> None:
         self._collectors = collectors
-        self.pour: Final = pour
         self._registry = CollectorRegistry()
         self._gauges: dict[str, Gauge] = {}
         self._counters: dict[str, Counter] = {}
@@ -59,8 +55,7 @@ class SharedMetrics:
         """The last value of each series, by name and label values."""
 
     async def write(self) -> None:
-        """Write down what is true now, and what was counted until now."""
-        self.pour()
+        """Write down what is true now."""
         present: set[tuple[str, tuple[str, ...]]] = set()
         for collector in self._collectors:
             for family in collector.collect():
@@ -75,8 +70,7 @@ class SharedMetrics:
                 self._told[series] = 0.0
 
     def scrape(self) -> bytes:
-        """The metrics of all processes, in the text format; others' counts as they wrote them last."""
-        self.pour()
+        """The metrics of all processes, in the text format."""
         registry = CollectorRegistry()
         MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         return generate_latest(registry)
