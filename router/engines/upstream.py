@@ -11,6 +11,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from router.values import value
+
 
 class UpstreamError(Exception):
     """An engine could not be talked to. ``sent`` tells whether it may have seen the request."""
@@ -82,7 +84,7 @@ class Limits:
     max_answer_bytes: int = 268_435_456
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Call:
     """One HTTP request to an engine. ``headers`` are complete but for host, length and connection."""
 
@@ -99,7 +101,7 @@ class Call:
     """
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Answer:
     """A whole answer. Header names are lower case."""
 

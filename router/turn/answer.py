@@ -11,7 +11,6 @@ import asyncio
 import functools
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from router.engines.upstream import Answer, AnswerStream, Call, TimedOut, UpstreamError
@@ -30,6 +29,7 @@ from router.turn.record import Record
 from router.turn.refusal import Refused
 from router.turn.request import Endpoint, Request
 from router.turn.waiting import WhileExpected
+from router.values import value
 
 _EVENT_STREAM: Final = "text/event-stream"
 _UNBUFFERED: Final = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
@@ -46,7 +46,7 @@ class DecodeFailed(Faulty):
         self.answer = answer
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Ended:
     """A decode leg that ended well. Times on the ledger's clock."""
 
@@ -59,7 +59,7 @@ Remember = Callable[[Plan, Prefilled | None, "Ended"], Awaitable[None]]
 """Puts what a turn left behind where the next one finds it."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DecodeLeg:
     """What one decode leg is made of."""
 
@@ -332,11 +332,11 @@ def _tap_settings(lifts_ids: bool, hides_ids: bool, exposes_params: bool) -> tap
 def _kind_of(answer: AnswerStream) -> tuple[str, str]:
     """The media type and the encoding of an answer, in lower case; empty where it says nothing."""
     media = encoding = ""
-    for name, value in answer.headers:
+    for name, text in answer.headers:
         if name == "content-type":
-            media = media or value.partition(";")[0].strip().lower()
+            media = media or text.partition(";")[0].strip().lower()
         elif name == "content-encoding":
-            encoding = encoding or value.strip().lower()
+            encoding = encoding or text.strip().lower()
     return media, encoding
 
 

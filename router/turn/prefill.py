@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from router.engines import nixl
@@ -30,11 +29,12 @@ from router.turn.request import Request
 from router.turn.reuse import Reuse
 from router.turn.riding import Ride
 from router.turn.waiting import WhileExpected
+from router.values import value
 
 _LIFT_IDS = tap.TapSettings(lift_token_ids=True)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Prefilled:
     """What the prefill leg left for the decode leg."""
 

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
@@ -17,6 +16,7 @@ from router.turn.members import (
     small,
     without_steering,
 )
+from router.values import value
 
 
 class Endpoint(StrEnum):
@@ -43,7 +43,7 @@ class Unsplit(StrEnum):
     PROMPT_EMBEDS = "prompt_embeds"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Request:
     """One request of a client. ``members`` are what it may say to an engine, each with its own bytes."""
 
