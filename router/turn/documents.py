@@ -1,6 +1,6 @@
 """The shapes that an engine's answers are decoded into: only what the router reads of them.
 
-A module of their own, because classes of msgspec cannot be compiled (`docs/decisions/0003-compiled.md`).
+A module of their own: shapes and decoders, and nothing that decides.
 """
 
 from typing import TypeAlias
