@@ -36,6 +36,8 @@ async def ask(parts: list[bytes], *, is_streamed: bool) -> Answer | UpstreamErro
     async def script(peer: Peer) -> None:
         await peer.request()
         for part in parts:
+            if peer.writer.is_closing():
+                return  # what came before was enough to hang up on, and uvloop writes nothing more
             await peer.say(part)
             await asyncio.sleep(0)
 
