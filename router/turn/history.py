@@ -29,7 +29,7 @@ _GOES_ON: Final = re.compile(rb"[ \t\r\n]*,[ \t\r\n]*(?=\{)")
 _BETWEEN: Final = re.compile(rb'\}[ \t\r\n]*,[ \t\r\n]*(?=\{[ \t\r\n]*["}])')
 """Between two messages, or two of what a message is made of; seldom in a text, which a bare quote ends."""
 _PLAIN_VALUES: Final = 3
-"""What a plain message counts at least: itself, its role, its text. Its calls are no finer than texts."""
+"""What a plain message counts: itself, its role, its text; and each mention of a function in its calls."""
 _NO_STRIDE: Final = Stride(0, b"", array("Q"), 0, 0, ())
 _MAX_KINDS: Final = 64
 """Of names, roles and types in one history; real ones have twenty or so."""
@@ -152,9 +152,15 @@ class History:
             )
             for message in messages
         ]
-        for kind in set(kinds) - self._forms:
+        if self._forms.issuperset(kinds) or self._has_any_kind():
+            return
+        # One pass for all of them: a client may write thousands of roles.
+        first_at = dict(zip(reversed(kinds), range(len(kinds) - 1, -1, -1), strict=True))
+        for kind in first_at.keys() - self._forms:
+            if self._has_any_kind():
+                return
             self._forms.add(kind)
-            at = kinds.index(kind)
+            at = first_at[kind]
             told = "NoneType" if messages[at].content is NO_TEXT else "str"
             self._note_kinds((*messages[at].names(), f"role={messages[at].role}, {told}"), depth + at + 1)
 
@@ -237,10 +243,12 @@ class _Reader:
         self._add(b"".join((lead, self._data[self._at :])))
 
     def _add(self, messages: bytes) -> None:
+        if len(messages) > MAX_VALUES:
+            require_coarse([messages])  # no stride's end was one of a message: it may be all of a body
         plain = read_plain(messages) if not self._pass_over else None
         if plain is not None:
             self._odd_in_a_row = 0
-            self._values += _PLAIN_VALUES * len(plain[0])
+            self._values += _PLAIN_VALUES * (len(plain[0]) + messages.count(b'"function"'))
             if self._values > MAX_VALUES:
                 raise TooFine
             self._history.add_plain(*plain)
