@@ -234,15 +234,17 @@ class Tap:
                 return raw[: spans[0][0] + cut[0]] + raw[spans[0][0] + cut[1] :]
         try:
             private = _find_private(data, self._settings, blank=False)
+            # A reason to end is for the client, and most handles come with one.
+            may_go = bool(private.edits) and not (seen.content or seen.ends)
+            is_withheld = may_go and _nothing_left(data, private.found, self._settings)
         except ValueError:
             # No JSON object, so no client can read it; but it must not show what it may hold.
             return b"" if _may_hold_params(data) else raw
         self._reading.params = private.params or self._reading.params
+        if is_withheld:
+            return b""
         if not private.edits:
             return raw
-        # A reason to end is for the client, and most handles come with one.
-        if not (seen.content or seen.ends) and _nothing_left(data, private.found, self._settings):
-            return b""
         return apply(raw, _in_event(private.edits, spans))
 
     def _cut_of(self, data: bytes, params: bytes) -> tuple[int, int] | None:

@@ -253,6 +253,18 @@ _TEXTS = st.sampled_from(
 _MEMBERS = st.dictionaries(_NAMES, st.one_of(st.none(), st.integers(), _TEXTS, st.lists(_TEXTS, max_size=2)))
 
 
+@pytest.mark.parametrize("choice", [b'"delta" 1', b'"delta":', b"1"])
+def test_an_event_with_a_broken_choice_shows_no_params(choice: bytes) -> None:
+    """Its own members can be told apart, and those of its choice cannot: that failed the whole turn."""
+    tap = Tap(PLAIN)
+    assert tap.feed(b'data: {"choices":[{%b}],"kv_transfer_params":%b}\n\n' % (choice, HANDLE)) == b""
+    assert tap.feed(event(chunk("a"))) == event(chunk("a"))
+    assert tap.feed(DONE) == DONE
+    end = tap.finish()
+    assert end.answer.params is None
+    assert end.answer.unreadable == 1
+
+
 @given(_MEMBERS, _MEMBERS, st.dictionaries(_TEXTS, _TEXTS), st.sampled_from([(",", ":"), (", ", ": ")]))
 def test_the_handle_is_cut_as_splicing_cuts_it(
     before: dict[str, Any], behind: dict[str, Any], params: dict[str, Any], separators: tuple[str, str]
