@@ -24,48 +24,36 @@ change what the rest of its event is, so that an event which is alike needs no o
 
 import json
 import re
-from typing import Final, NamedTuple
+from typing import Final
 
 from router.engines.whole_chunks import MAX_BYTES
-from router.turn.reading import EMPTY, Answer, Reading
-from router.turn.splice import Edit, Member, apply, members, objects, removal
-from router.turn.sse import DEFAULT_MAX_EVENT_BYTES, Event, Framer, ends_event
+from router.turn.private import (
+    ESCAPED_ASCII,
+    PARAMS_BEGIN,
+    PRIVATE_MARK,
+    TapSettings,
+    find_private,
+    in_event,
+    may_hold_params,
+    may_need_edits,
+    nothing_left,
+    only_params,
+)
+from router.turn.reading import Answer, Reading
+from router.turn.splice import apply
+from router.turn.sse import Event, Framer, ends_event
 from router.values import value
 
 __all__ = ["Answer", "Lifted", "Tap", "TapEnd", "TapSettings", "error_event", "lift", "read"]
 
 _MESSAGES = "/v1/messages"
-_PARAMS = "kv_transfer_params"
-_PRIVATE = frozenset({_PARAMS, "ec_transfer_params"})
-_PRIVATE_MARK = b"_transfer_params"
-_PARAMS_BEGIN = b'"kv_transfer_params":'
 _COMPACT_IDS = re.compile(rb'(token_ids":)\[[0-9,]*+\]')
-_TOKEN_IDS = frozenset({"token_ids", "prompt_token_ids"})
-_ESCAPED_ASCII = b"\\u00"
 _DONE = b"[DONE]"
 _TEXT_BEGINS = b'"content":"'
 TEXT: Final = re.compile(rb'[^"\\\x00-\x1f]*+(?:\\["\\/bfnrt][^"\\\x00-\x1f]*+)*+')
 """Inside of a JSON string, with short escapes at most: it ends neither its string nor its event."""
 _MAX_LESSONS = 8
 """Streams whose events are never alike are not to be learned from for ever."""
-
-
-# What every chunk of an OpenAI stream carries, whatever it is for.
-_ENVELOPE = frozenset({"id", "object", "created", "model", "system_fingerprint", "service_tier"})
-
-
-@value(kw_only=True)
-class TapSettings:
-    """What to lift, and what to leave in the client's answer.
-
-    `lift_token_ids`: read prompt and answer token ids. `hide_token_ids`: the router asked for them, the
-    client did not. `expose_params`: the operator wants clients to see the engine's transfer parameters.
-    """
-
-    lift_token_ids: bool = False
-    hide_token_ids: bool = False
-    expose_params: bool = False
-    max_event_bytes: int = DEFAULT_MAX_EVENT_BYTES
 
 
 @value(kw_only=True)
@@ -179,8 +167,8 @@ class Tap:
             self._reading.saw_content
             and not self._settings.lift_token_ids
             and not self._settings.hide_token_ids
-            and events.find(_PRIVATE_MARK) < 0
-            and events.find(_ESCAPED_ASCII) < 0
+            and events.find(PRIVATE_MARK) < 0
+            and events.find(ESCAPED_ASCII) < 0
             and events.find(b'"error"') < 0
             and events.find(_DONE) < 0
             and events.count(b'"finish_reason"') == events.count(b'"finish_reason":null')
@@ -220,9 +208,9 @@ class Tap:
                 self.done = True
                 return raw
         seen = self._reading.read(data)
-        if not _may_need_edits(data, self._settings):
+        if not may_need_edits(data, self._settings):
             return raw
-        if seen.content and not _may_hold_params(raw):
+        if seen.content and not may_hold_params(raw):
             # The usual event of a stream with token ids: every mention of them is a member where they belong.
             hidden, edits = _COMPACT_IDS.subn(rb"\1null", raw)
             if edits == seen.id_lists and raw.count(b"token_ids") == seen.id_members:
@@ -233,19 +221,19 @@ class Tap:
                 self._reading.params = seen.params
                 return raw[: spans[0][0] + cut[0]] + raw[spans[0][0] + cut[1] :]
         try:
-            private = _find_private(data, self._settings, blank=False)
+            private = find_private(data, self._settings, blank=False)
             # A reason to end is for the client, and most handles come with one.
             may_go = bool(private.edits) and not (seen.content or seen.ends)
-            is_withheld = may_go and _nothing_left(data, private.found, self._settings)
+            is_withheld = may_go and nothing_left(data, private.found, self._settings)
         except ValueError:
             # No JSON object, so no client can read it; but it must not show what it may hold.
-            return b"" if _may_hold_params(data) else raw
+            return b"" if may_hold_params(data) else raw
         self._reading.params = private.params or self._reading.params
         if is_withheld:
             return b""
         if not private.edits:
             return raw
-        return apply(raw, _in_event(private.edits, spans))
+        return apply(raw, in_event(private.edits, spans))
 
     def _cut_of(self, data: bytes, params: bytes) -> tuple[int, int] | None:
         """What is to be cut out of a document that holds nothing private but ``params``, written compactly.
@@ -255,10 +243,10 @@ class Tap:
         settings = self._settings
         if settings.expose_params or settings.hide_token_ids:
             return None
-        value_start = _only_params(data, params)
+        value_start = only_params(data, params)
         if value_start is None:
             return None
-        start, end = value_start - len(_PARAMS_BEGIN), value_start + len(params)
+        start, end = value_start - len(PARAMS_BEGIN), value_start + len(params)
         if data.startswith(b",", end):
             return start, end + 1
         if data.startswith(b"}", end) and data.startswith(b",", start - 1):
@@ -273,15 +261,15 @@ def lift(body: bytes, settings: TapSettings) -> Lifted:
     """
     reading = Reading(lift_token_ids=settings.lift_token_ids)
     seen = reading.read(body)
-    if not reading.unreadable and not _may_need_edits(body, settings):
+    if not reading.unreadable and not may_need_edits(body, settings):
         return Lifted(body=body, answer=reading.answer())
     if seen.params is not None and not (settings.expose_params or settings.hide_token_ids):
-        start = _only_params(body, seen.params)
+        start = only_params(body, seen.params)
         if start is not None:
             reading.params = seen.params
             edited = body[:start] + b"null" + body[start + len(seen.params) :]
             return Lifted(body=edited, answer=reading.answer())
-    private = _find_private(body, settings, blank=True)
+    private = find_private(body, settings, blank=True)
     reading.params = private.params
     return Lifted(body=apply(body, private.edits) if private.edits else body, answer=reading.answer())
 
@@ -311,124 +299,3 @@ def error_event(message: str, kind: str, code: int | str, path: str) -> bytes:
         return b"event: error\ndata: " + json.dumps(named).encode() + b"\n\n"
     error = {"error": {"message": message, "type": kind, "param": None, "code": code}}
     return b"data: " + json.dumps(error).encode() + b"\n\ndata: [DONE]\n\n"
-
-
-class _Private(NamedTuple):
-    """A document's members, its parameters, and the edits that hide what is private in it."""
-
-    found: list[Member]
-    params: bytes | None
-    edits: list[Edit]
-
-
-def _may_hold_params(document: bytes) -> bool:
-    return document.find(_PRIVATE_MARK) >= 0 or document.find(_ESCAPED_ASCII) >= 0
-
-
-def _only_params(document: bytes, params: bytes) -> int | None:
-    """Where the value of the one member lies that is private in a document; None where it may be another.
-
-    ``params`` is what a parser read in ``kv_transfer_params`` of the document itself. Where its bytes mention
-    such a name only once, and nothing in them is written with an escape, that is this member.
-    """
-    if document.count(_PRIVATE_MARK) != 1 or document.find(_ESCAPED_ASCII) >= 0:
-        return None
-    start = document.find(_PARAMS_BEGIN) + len(_PARAMS_BEGIN)
-    return start if start >= len(_PARAMS_BEGIN) and document.startswith(params, start) else None
-
-
-def _may_need_edits(document: bytes, settings: TapSettings) -> bool:
-    return _may_hold_params(document) or (settings.hide_token_ids and document.find(b"token_ids") >= 0)
-
-
-def _find_private(document: bytes, settings: TapSettings, *, blank: bool) -> _Private:
-    """Finds what is private. The parameters are cut out, or set to null where `blank`.
-
-    Raises `ValueError` when the document is not a JSON object.
-    """
-    found = members(document)
-    params: bytes | None = None
-    edits: list[Edit] = []
-    cut: set[int] = set()
-    for index, member in enumerate(found):
-        if member.key in _PRIVATE:
-            value = document[member.value_start : member.end]
-            if value == b"null":
-                continue
-            if member.key == _PARAMS:
-                params = value
-            if settings.expose_params:
-                continue
-            if blank:
-                edits.append(_nulled(member))
-            else:
-                cut.add(index)
-        elif settings.hide_token_ids and member.key == "choices":
-            for span in objects(document, member):
-                edits += _hidden_ids(document, members(document, *span))
-        elif settings.hide_token_ids and member.key in _TOKEN_IDS:
-            edits += _hidden_ids(document, [member])
-    return _Private(found, params, edits + removal(document, found, cut))
-
-
-def _hidden_ids(document: bytes, found: list[Member]) -> list[Edit]:
-    return [
-        _nulled(member)
-        for member in found
-        if member.key in _TOKEN_IDS and document[member.value_start : member.end] != b"null"
-    ]
-
-
-def _nulled(member: Member) -> Edit:
-    return Edit(member.value_start, member.end, b"null")
-
-
-def _nothing_left(document: bytes, found: list[Member], settings: TapSettings) -> bool:
-    """Whether an event would tell the client nothing once what is private is out of it.
-
-    Such an event is only sent for the router: a plugin's chunk with the handle and `choices: []`, on which a
-    client that indexes `choices[0]` breaks, or the chunk with an empty delta that vLLM (0.32) adds for tokens
-    without text where token ids are asked for. A chunk with usage tells something, so it stays.
-    """
-    for member in found:
-        if member.key in _ENVELOPE or _is_empty(document, member):
-            continue
-        if member.key in _PRIVATE and not settings.expose_params:
-            continue
-        if member.key in _TOKEN_IDS and settings.hide_token_ids:
-            continue
-        spans = objects(document, member) if member.key == "choices" else []
-        if not spans or not all(_is_idle_choice(document, members(document, *span)) for span in spans):
-            return False
-    return True
-
-
-def _is_idle_choice(document: bytes, found: list[Member]) -> bool:
-    return any(member.key == "delta" for member in found) and all(
-        member.key == "index" or member.key in _TOKEN_IDS or _is_empty(document, member) for member in found
-    )
-
-
-def _is_empty(document: bytes, member: Member) -> bool:
-    # Whitespace may make an empty container longer, but nobody writes that much of it.
-    value = document[member.value_start : min(member.end, member.value_start + 16)]
-    return value in EMPTY or (value[:1] in (b"[", b"{") and b"".join(value.split()) in EMPTY)
-
-
-def _in_event(edits: list[Edit], spans: list[tuple[int, int]]) -> list[Edit]:
-    """Edits of an event's data, as edits of its bytes. The lines of the event stay, only their values change.
-
-    A line end inside of what is edited stays: in JSON it can only be whitespace between tokens.
-    """
-    moved: list[Edit] = []
-    for start, end, content in edits:
-        left = content
-        line_at = 0
-        for line_start, line_end in spans:
-            length = line_end - line_start
-            low, high = max(start - line_at, 0), min(end - line_at, length)
-            if low < high:
-                moved.append(Edit(line_start + low, line_start + high, left))
-                left = b""
-            line_at += length + 1
-    return moved
