@@ -92,8 +92,8 @@ class OpenCall:
 
     async def begin(self) -> None:
         """Send the request and wait for the answer's head. Raises UpstreamError; ``end`` has to follow."""
-        if not self._send_on_idle():
-            await self._send_on_new()
+        if (unsent := self._send_on_idle()) is not None:
+            await self._send_on_new(unsent)
         if not self._parser.has_head:
             try:
                 await self._expect_answer()
@@ -107,8 +107,8 @@ class OpenCall:
         Raises UpstreamError; ``end`` has to follow.
         """
         self._is_whole = True
-        if not self._send_on_idle():
-            await self._send_on_new()
+        if (unsent := self._send_on_idle()) is not None:
+            await self._send_on_new(unsent)
         if not self._parser.is_complete:
             try:
                 await self._expect_answer()
@@ -280,17 +280,17 @@ class OpenCall:
 
     # Within.
 
-    def _send_on_idle(self) -> bool:
-        """Send the request on a connection that waits for one, if there is any."""
+    def _send_on_idle(self) -> bytes | None:
+        """Send the request on a connection that waits for one; its head, where there is none."""
         to = destination(self.origin)
         head = request_head(to, self._call)
         connection = self._pool.take(to.origin)
         if connection is None:
-            return False
+            return head
         self._send(connection, head)
-        return True
+        return None
 
-    async def _send_on_new(self) -> None:
+    async def _send_on_new(self, head: bytes) -> None:
         """Send the request on a new connection. Raises UpstreamError."""
         to = destination(self.origin)
         limit_s = self._call.limits.connect_s
@@ -308,7 +308,7 @@ class OpenCall:
         if self._fault is not None:
             connection.abort()
             raise self._fault
-        self._send(connection, request_head(to, self._call))
+        self._send(connection, head)
 
     def _send(self, connection: Connection, head: bytes) -> None:
         call, answer_s = self._call, self._call.limits.answer_s
