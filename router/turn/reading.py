@@ -11,7 +11,14 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from router.turn.documents import DocumentOfIds, decode, decode_ids, decode_usage, decode_with_ids
+from router.turn.documents import (
+    ChoiceOfIds,
+    DocumentOfIds,
+    decode,
+    decode_ids,
+    decode_usage,
+    decode_with_ids,
+)
 from router.values import value
 
 TokenIds: TypeAlias = "array[int]"
@@ -133,22 +140,29 @@ class Reading:
         if document.kv_transfer_params is not msgspec.UNSET:
             params = bytes(document.kv_transfer_params)
             params = None if params == b"null" else params
+        ids: list[bytes] = []
+        if isinstance(document, DocumentOfIds):
+            ids.append(bytes(document.prompt_token_ids))
+            self._read_prompt(ids[0])
         any_content = ends = False
         for choice in document.choices or ():
-            if choice.text or (choice.delta is not None and _has_content(choice.delta)):
-                any_content = True
+            content = bool(choice.text) or (choice.delta is not None and _has_content(choice.delta))
+            any_content = any_content or content
             index = choice.index or 0
             if choice.finish_reason:
                 self._finish_reasons[index] = choice.finish_reason
                 ends = True
             if index:
                 self._several_choices = True
-        if any_content:
-            self.saw_content = True
-        if isinstance(document, DocumentOfIds):
-            present, lists = self._read_ids(document)
-            return Seen(any_content, present, lists, ends, params)
-        return Seen(any_content, 0, 0, ends, params)
+            if isinstance(choice, ChoiceOfIds):
+                prompt_ids, answer_ids = bytes(choice.prompt_token_ids), bytes(choice.token_ids)
+                ids += (prompt_ids, answer_ids)
+                if not index:
+                    self._read_prompt(prompt_ids)
+                    self._read_answer(answer_ids, content=content)
+        self.saw_content = self.saw_content or any_content
+        present = len(ids) - ids.count(b"")
+        return Seen(any_content, present, present - ids.count(b"null"), ends, params)
 
     def answer(self) -> Answer:
         """What has been read so far."""
@@ -156,20 +170,6 @@ class Reading:
         if answer is None or not (self._several_choices or answer.params is self.params):
             answer = self._answer = self._told()
         return answer
-
-    def _read_ids(self, document: DocumentOfIds) -> tuple[int, int]:
-        """Takes the token ids; how many members for them there are, and how many are not null."""
-        ids = [bytes(document.prompt_token_ids)]
-        self._read_prompt(ids[0])
-        for choice in document.choices or ():
-            prompt_ids, answer_ids = bytes(choice.prompt_token_ids), bytes(choice.token_ids)
-            ids += (prompt_ids, answer_ids)
-            if not choice.index:
-                content = bool(choice.text) or (choice.delta is not None and _has_content(choice.delta))
-                self._read_prompt(prompt_ids)
-                self._read_answer(answer_ids, content=content)
-        present = len(ids) - ids.count(b"")
-        return present, present - ids.count(b"null")
 
     def _told(self) -> Answer:
         reasons = self._finish_reasons
