@@ -94,15 +94,16 @@ def _free(admission: Admission, pools: Sequence[Sequence[Node]]) -> int | None:
 
     A pool without nodes is for the plan to refuse, not to wait for.
     """
-    least: int | None = None
-    for pool in pools:
-        total = 0
-        for node in pool:
-            room = admission.room(node.key, node.limit)
-            if room is None:
-                break  # and so has its pool
-            total += room
-        else:
-            if pool and (least is None or total < least):
-                least = total
-    return least
+    rooms = [_room(admission, pool) for pool in pools if pool]
+    limited = [room for room in rooms if room is not None]
+    return min(limited, default=None)
+
+
+def _room(admission: Admission, pool: Sequence[Node]) -> int | None:
+    total = 0
+    for node in pool:
+        room = admission.room(node.key, node.limit)
+        if room is None:
+            return None
+        total += room
+    return total
